@@ -114,7 +114,7 @@ def own_scores(network: Network, trained: Trained) -> Iterator[Method]:
     yield own(RUN_DAMPING, by_run, rtol=rtol)
     yield own(FILTER, partial(by_run, filtered=True), rtol=rtol)
     size = {"max_size": settings.ekfac_max_size} if settings.ekfac_max_size else {}
-    for damping in _ekfac_dampings(settings):
+    for damping in grid_of(settings, "damping"):
         yield own(EKFAC, partial(_ekfac, network, trained, damping, **size), damping, **size)
     if isinstance(trained.run.rule, SGDRule):  # SOURCE knows no other
         parts = dict(settings.segments)
@@ -123,9 +123,12 @@ def own_scores(network: Network, trained: Trained) -> Iterator[Method]:
     yield own(UNROLLED, lambda: unrolled_response(*arguments, run=trained.run).scores)
 
 
-def _ekfac_dampings(settings: DictConfig) -> list[float]:
-    """Return the grid of every EK-FAC, which may go on where exact influence would take long."""
-    return list(settings.ekfac_dampings or settings.dampings)
+def grid_of(settings: DictConfig, option: str) -> list[float]:
+    """Return the values of an option: the dampings of every EK-FAC, or of TRAK the ridge, in a unit of its own.
+
+    EK-FAC's may go on where exact influence would take long.
+    """
+    return list(settings.ridges if option == "lambda_reg" else settings.ekfac_dampings or settings.dampings)
 
 
 def _bregman(network: Network, trained: Trained, subsets: Tensor) -> Iterator[Method]:
@@ -177,14 +180,9 @@ def peers(network: Network, trained: Trained) -> Iterator[Method]:
     limits = {"time_limit": settings.time_limit, "memory_limit": settings.memory_limit}
     for name, options in settings.peers.items():
         asked = {key: value for key, value in options.items() if key not in ("grid", "networks")}
-        # `grid`: of which option; null: none; "run": the run's damping. Of TRAK the ridge, in a unit of its own.
-        values = {
-            None: [None],
-            "run": [trained.length.damping],
-            "damping": _ekfac_dampings(settings),
-            "lambda_reg": settings.ridges,
-        }[options.grid]
-        for value in values:
+        # `grid`: of which option; null: none; "run": the run's damping.
+        alone: dict[str | None, list[Any]] = {None: [None], "run": [trained.length.damping]}
+        for value in alone.get(options.grid) or grid_of(settings, options.grid):
             own = asked | ({"lambda_reg": float(value)} if options.grid == "lambda_reg" else {})
             key = limits | {"options": own, "peers": python is not None}
             stored = _stored(network, trained, float(value) if options.grid in ("damping", "run") else 0.0)

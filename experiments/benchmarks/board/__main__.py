@@ -3,8 +3,9 @@
 bank NAME ...           computes banks again from their recipes into results/banks, and says how far they are from
                         what was there
 score NAME FILE.npy     judges scores, (queries, examples) or one such matrix for each network: docs/enter.md
-add PRESET NAME ...     computes the tasks of these banks for the published board of a preset; its other tasks keep
-                        their rows, and run.json goes on saying which commit computed which
+add PRESET [NAME ...]   computes what the published board of a preset lacks of the tasks of these banks: a task, or
+                        methods, and methods whose grid has grown; all else keeps its rows, and run.json goes on
+                        saying which commit computed which
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection
 
-from curvlab.lab import Computed, all_targets, draw_target, load_config, start, task_label, task_settings
+from curvlab.lab import Computed, all_targets, draw_target, load_config, start, task_settings
 from curvlab.lab.runs.record import read_record
 from curvlab.lab.targets.execution import judge_target
 from curvlab.lab.targets.settings import settings_beside_the_paper
@@ -26,7 +27,7 @@ def main(arguments: list[str]) -> int:
     command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     if command == "bank" and rest:
         recompute(rest)
-    elif command == "add" and len(rest) > 1:
+    elif command == "add" and rest:
         add(rest[0], rest[1:])
     elif command == "score" and len(rest) == 2:
         judge_file(*rest)
@@ -37,14 +38,14 @@ def main(arguments: list[str]) -> int:
 
 
 def add(preset: str, names: Collection[str]) -> None:
-    """Compute tasks, by their banks, that a published board lacks; others keep their rows and their commits."""
+    """Compute what a published board lacks of tasks, by their banks; other rows stay, with their commits."""
     target = all_targets()["benchmarks/board"]
     cfg = load_config(target, [f"preset={preset}", "tracker=none"])
     with start(cfg, key=target.key, title=target.title) as run:
         published = dict(Computed.of(run.folder))
-        labels = {str(own.bank): task_label(name) for name, own in task_settings(cfg).items()}
-        if wrong := [name for name in names if labels.get(name) in (None, *published["best"].task)]:
-            sys.exit(f"error: {', '.join(wrong)}: no task of preset={preset}, or published: make bench-board")
+        banks = [str(own.bank) for own in task_settings(cfg).values()]
+        if wrong := [name for name in names if name not in banks]:
+            sys.exit(f"error: {', '.join(wrong)}: no task of preset={preset}, which has {', '.join(banks)}")
         run.take_over(read_record(run.folder))
         found = compute(run, cfg, published, names)
         for name, table in found.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -38,6 +39,7 @@ from experiments.benchmarks.attribution import methods
 from experiments.benchmarks.attribution.network import Network, Trained
 from experiments.benchmarks.attribution.rest import columns
 from experiments.benchmarks.board.banks import bank_of
+from experiments.benchmarks.board.kept import Kept, label, with_edges
 from experiments.benchmarks.board.more_scores import BAYESIAN, more_scores
 
 RUN_EPOCHS, FILTER_EPOCHS = "influence, as many epochs", "filter, as many epochs"
@@ -50,11 +52,12 @@ PROTOCOLS = ("single run", "standard")
 def compute(
     run: Run, cfg: DictConfig, published: Mapping[str, pd.DataFrame] | None = None, names: Collection[str] = ()
 ) -> dict[str, pd.DataFrame]:
-    """Return the tables; with published ones only the tasks of the banks `names` are computed.
+    """Return the tables; with published ones only what they lack of the tasks of the banks `names` is computed.
 
     `best`: LDS of each method at its best damping, by each column; how far behind the column's best, paired, with
-    what is as good. `table`: the same without the comparison, and influence at every damping, Bayesian influence
-    without each of its chains, and why a method has no scores. `differences`: of two methods, paired. `cost`: of
+    what is as good; and whether that damping is the lowest or highest of its grid. `table`: the same without the
+    comparison, and influence at every damping, Bayesian influence without each of its chains, and why a method has
+    no scores. `differences`: of two methods, paired. `cost`: of
     each method, in trainings. `residuals`: LDS against what the solve leaves; `fractions`: against the size of the
     subsets; both for tasks that ask. `ranks`, `residual_ranks`, `fraction_ranks`: where every row of these puts
     each half, by network and query: all that an LDS is made of, with a bank; of subsets of other sizes the
@@ -62,10 +65,12 @@ def compute(
     """
     found: dict[str, list[pd.DataFrame]] = {}
     for name, settings in task_settings(cfg).items():
+        place = task_label(name)
+        own = {table: rows[rows.task == place] for table, rows in (published or {}).items()}
         if published is None or settings.bank in names:
-            own = _Board(run, Network(run, name, settings)).tables()
-        else:
-            own = {table: rows[rows.task == task_label(name)] for table, rows in published.items()}
+            kept = Kept(own) if len(own.get("best", ())) else None
+            own = _Board(run, Network(run, name, settings), kept).tables()
+        own["best"] = with_edges(own["best"], settings)
         for table, rows in own.items():
             if len(rows):
                 found.setdefault(table, []).append(rows)
@@ -94,10 +99,10 @@ class _Row:
 
 
 class _Board:
-    """One task."""
+    """One task; `kept`: what is published of it, which is not computed again."""
 
-    def __init__(self, run: Run, network: Network) -> None:
-        self.run, self.network, self.settings = run, network, network.settings
+    def __init__(self, run: Run, network: Network, kept: Kept | None = None) -> None:
+        self.run, self.network, self.settings, self.kept = run, network, network.settings, kept
         self.bank = bank_of(run, network, fraction=float(self.settings.fraction))
         self.places = [network.at(k) for k in range(int(self.settings.num_networks))]
         self.trained = [place.trained(k) for k, place in enumerate(self.places)]
@@ -105,29 +110,37 @@ class _Board:
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the task's rows of every table."""
-        residuals, fractions = self._residuals(), self._fractions()
         found = {
             "table": pd.DataFrame(self._table()),
             "best": pd.DataFrame(self._best_rows()),
             "differences": pd.DataFrame(self._differences()),
             "cost": pd.DataFrame(self._cost()),
             "ranks": self._rank_table({label(row.name, row.damping): row.predicted for row in self._shown}),
-            "residuals": pd.DataFrame(residuals[0]),
-            "residual_ranks": self._rank_table(residuals[1]),
-            "fractions": pd.DataFrame(fractions[0]),
-            "fraction_ranks": fractions[1],
-        }
+        } | ({} if self.kept else self._pictured())
         for rows in found.values():
             rows.insert(0, "task", self.network.label)
-        return found
+        return (dict(self.kept.tables) if self.kept else {}) | found
+
+    def _pictured(self) -> dict[str, pd.DataFrame]:
+        (residuals, residual_ranks), (fractions, fraction_ranks) = self._residuals(), self._fractions()
+        return {
+            "residuals": pd.DataFrame(residuals),
+            "residual_ranks": self._rank_table(residual_ranks),
+            "fractions": pd.DataFrame(fractions),
+            "fraction_ranks": fraction_ranks,
+        }
 
     # ------------------------------------------------------------------------------- scores
     @cached_property
     def scored(self) -> list[_Row]:
         """Every method at every damping."""
         every = [[m for m in self._methods(k) if self._asked(m.name)] for k in range(len(self.places))]
-        rows = []
+        rows: list[_Row] = []
+        numbers = Counter(method.name for method in every[0])
         for same in zip(*every, strict=True):
+            if self.kept and self.kept.has(same[0].name, numbers[same[0].name]):
+                rows += self._published(same[0].name, same[0].damping)
+                continue
             results = [self._unit(self.places[k], method) for k, method in enumerate(same)]
             status = next((r["status"] for r in results if r["status"] != "done"), "done")
             row = _Row(same[0].name, same[0].damping, status)
@@ -143,7 +156,14 @@ class _Board:
                     )
                 row = _Row(row.name, row.damping, status, predicted, seconds, without)
             rows.append(row)
-        return [*rows, self._averaged()] if self._asked(AVERAGED) else rows
+        if not self._asked(AVERAGED):
+            return rows
+        return [*rows, *(self._published(AVERAGED, None) or [self._averaged()])]
+
+    def _published(self, name: str, damping: float | None) -> list[_Row]:
+        """Return the row that is published, as ranks: an LDS asks for no more."""
+        found = self.kept.predicted(self.bank, name, damping) if self.kept else None
+        return [_Row(name, damping, "done", found[0], without=found[1])] if found else []
 
     def _asked(self, name: str) -> bool:
         only = self.settings.get("only")
@@ -328,7 +348,7 @@ class _Board:
         training = float(np.mean([trained.seconds for trained in self.trained]))
         grids = {row.name: [own.seconds for own in done if own.name == row.name] for row in done}
         grids |= {f"{len(self.bank.subsets)} subsets, {what}": [np.mean(of_bank[what])] for what in PROTOCOLS}
-        return [
+        rows: list[dict[str, Any]] = [
             {
                 "method": name,
                 "dampings": len(grid),
@@ -338,6 +358,8 @@ class _Board:
             }
             for name, grid in grids.items()
         ]
+        kept = {row.name for row in done if np.isnan(row.seconds)}  # published
+        return [(self.kept and row["method"] in kept and self.kept.cost(row["method"])) or row for row in rows]
 
     # ----------------------------------------------------------------------------- pictures
     def _residuals(self) -> tuple[list[dict[str, Any]], dict[str, Array | None]]:
@@ -416,8 +438,3 @@ def _measured(bank: Bank, against: str) -> Array:
 def _ranks(values: Array) -> Array:
     """Return the ranks of the halves from 1 on, (K, S, M) -> (K S M,)."""
     return np.stack([centred_ranks(own) + (len(own) + 1) / 2 for own in values]).ravel()
-
-
-def label(method: str, damping: float | None) -> str:
-    """Return the column of a row in `ranks`."""
-    return method if damping is None or np.isnan(damping) else f"{method} @ {damping:g}"

@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from curvlab.influence.bank import AGAINST, Array, Bank, BankScore, lds_of_predictions, load_bank
 from curvlab.lab import panels, plots, tables
 from experiments.benchmarks.board.banks import PRESETS
-from experiments.benchmarks.board.compute import CEILING, label
+from experiments.benchmarks.board.compute import CEILING
+from experiments.benchmarks.board.kept import label, published
 
 YOURS, OUTPUT = "yours", Path("outputs/score")
 COLUMNS = ["method", "against", "lds", "lds_low", "lds_high"]
@@ -43,7 +44,7 @@ def judge_file(name: str, path: str) -> None:
         f"bank {name}: {len(bank.subsets)} subsets, {len(found[0].per_network)} of {len(bank.single_run)} networks"
     )
     print(text(board))
-    for line in (*against_the_best(bank, predicted, best, ranks), *turned_round(found)):
+    for line in (*edges(best), *against_the_best(bank, predicted, best, ranks), *turned_round(found)):
         print(line)
     OUTPUT.mkdir(parents=True, exist_ok=True)
     plots.write_png(draw(board, name), OUTPUT / f"{name}.png")
@@ -61,13 +62,6 @@ def board_of(task: str, results: str | Path = "results") -> tuple[pd.DataFrame, 
     return pd.DataFrame(columns=[*COLUMNS, "damping"]), pd.DataFrame()
 
 
-def published(ranks: pd.DataFrame, bank: Bank, place: str) -> Array:
-    """Return the ranks that a row of the board gives the subsets, (K, S, M): the column `place` of `ranks`."""
-    order = ["network", "half", "query"]
-    placed = ranks[[*order, place]].sort_values(order)[place]  # not all hundred columns
-    return placed.to_numpy(dtype=float).reshape(-1, *bank.single_run.shape[1:])
-
-
 def against_the_best(bank: Bank, yours: Array, best: pd.DataFrame, ranks: pd.DataFrame) -> Iterator[str]:
     """Yield how far the scores are from the best of the board, paired: with the same draws for both."""
     for against in AGAINST:
@@ -78,6 +72,13 @@ def against_the_best(bank: Bank, yours: Array, best: pd.DataFrame, ranks: pd.Dat
             found = lds_of_predictions([yours, theirs], bank, against=against)
             told = f"{against}: yours less {leader.method}, the best: "
             yield told + f"{found.value:+.3f} ({found.low:+.3f} to {found.high:+.3f}), paired"
+
+
+def edges(best: pd.DataFrame) -> Iterator[str]:
+    """Yield where a method's best damping is an end of its grid, so that another may do better."""
+    own = best[best["edge"].notna()] if "edge" in best else best[:0]
+    for row in own.itertuples():
+        yield f"{row.against}: {row.method} is best at the {row.edge} value of its grid, {row.damping:g}"
 
 
 def turned_round(found: list[BankScore]) -> Iterator[str]:

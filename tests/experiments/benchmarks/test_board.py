@@ -298,6 +298,7 @@ def test_a_task_is_added_to_a_published_board(
         target, [*words, f"results.root={tmp_path}", f"store.root={tmp_path / 'store'}"]
     ))  # fmt: skip
     before, record = {p.name: p.read_bytes() for p in folder.glob("*.csv*")}, read_record(folder)
+    best = tables.read_table(folder, "best")
     rows = pd.DataFrame({"task": ["new"], "lds": [0.5]})
 
     def compute(run: Any, cfg: Any, published: Any, names: Any) -> dict[str, pd.DataFrame]:
@@ -307,20 +308,54 @@ def test_a_task_is_added_to_a_published_board(
 
     monkeypatch.setattr(__main__, "compute", compute)
     monkeypatch.setattr(__main__, "draw_target", lambda *_: None)
-    with pytest.raises(SystemExit, match="mnist, digits: no task of preset=laptop, or published"):
+    with pytest.raises(SystemExit, match="error: digits: no task of preset=laptop, which has mnist, "):
         __main__.main(["add", "laptop", "mnist", "digits"])
     monkeypatch.setattr(__main__, "judge_target", lambda *_: None)
-    with monkeypatch.context() as unpublished:
-        unpublished.setattr(__main__, "task_label", lambda name: f"new {name}")
-        __main__.main(["add", "laptop", "mnist"])
+    __main__.main(["add", "laptop", "mnist"])
     after = {p.name: p.read_bytes() for p in folder.glob("*.csv*")}
     assert after.pop("residuals.csv") == b"task,lds\nnew,0.5\n"
-    assert after == before
+    assert {name: after[name] for name in before if "best" not in name} == {
+        name: content for name, content in before.items() if "best" not in name
+    }
+    assert set(after) == set(before)
+    left = tables.read_table(folder, "best")  # with what the config says of its grids
+    pd.testing.assert_frame_equal(left.drop(columns="edge"), best.drop(columns="edge", errors="ignore"))
     own = read_record(folder)
     assert own["units"][:-1] == record["units"]
     assert own["units"][-1]["name"] == "x"
     assert own["num_units"] == record["num_units"] + 1
     assert own["data"] == record["data"]
+
+
+def test_what_a_published_task_lacks_is_computed_beside_its_rows(
+    run_smoke: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """EK-FAC is not there, influence at one damping of two; the rest are ranks. The tables are a whole run's."""
+    folder, called = run_smoke("benchmarks/board", "tracker=none"), []
+    whole = {name: tables.read_table(folder, name) for name in tables.names(folder)}
+    lacking = {
+        name: rows.drop(columns=[place for place in rows if str(place).startswith("EK-FAC @")])
+        for name, rows in whole.items()
+    }
+    for name, rows in lacking.items():
+        lacking[name] = rows[rows.method != "EK-FAC"] if "method" in rows else rows
+    cost = lacking["cost"]
+    lacking["cost"] = cost.assign(dampings=cost.dampings.where(cost.method != "influence", 1))
+    board = sys.modules[board_compute.__module__]._Board
+    unit = board._unit
+    monkeypatch.setattr(board, "_unit", lambda self, place, m: called.append(m) or unit(self, place, m))
+    with task_of("smoke") as (run, _):
+        found = board_compute(run, run.cfg, lacking, ["smoke"])
+    missing = set(whole["table"][whole["table"].status != "done"].method)  # peers, where there are none
+    assert {m.name for m in called} - missing == {"influence", "EK-FAC"}
+    for name in ("best", "table", "differences"):
+        own, read = (rows[name].drop(columns="edge", errors="ignore") for rows in (found, whole))
+        pd.testing.assert_frame_equal(own, read, check_dtype=False, rtol=1e-5, atol=1e-6)
+    assert found["best"].edge.fillna("").tolist() == whole["best"].edge.fillna("").tolist()
+    kept = cost.set_index("method").drop("influence")
+    assert found["cost"].set_index("method").loc[kept.index, "seconds"].equals(kept.seconds)
+    assert set(found["best"][found["best"].method == "EK-FAC"].edge) <= {"lowest", "highest"}
+    assert found["best"][found["best"].method == "unrolled"].edge.isna().all()
 
 
 @pytest.mark.skipif(not PUBLISHED, reason="no board is published")

@@ -3,7 +3,6 @@ import json
 import math
 import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 from curvlab.lab.claims import Claim, ClaimResult, Criterion, Interval, exact, judge, out_of_reach, t_interval
 from curvlab.lab.claims.claim_sheet import load_claims, rerun_command, save_claims
 from curvlab.lab.claims.claims import VERDICTS, decide, describe, not_asked
+from tests.refusals import refuses
 
 
 def claim(**bounds: float | bool) -> Claim:
@@ -143,6 +143,7 @@ def test_what_two_seeds_could_not_promise_is_not_asked(values: list[float], verd
 
 
 def test_what_was_known_to_be_out_of_reach_is_not_asked_and_what_was_judged_stands() -> None:
+    refuses("needs an explanation: the reason, or the run", out_of_reach, claim(**LOWER), "  ")
     left_out = not_asked(out_of_reach(claim(**LOWER), "No LLC."), "Too few epochs.")
     assert (left_out.verdict, left_out.explanation) == ("not asked here", "Too few epochs. No LLC.")
     for interval in (between(-0.5, 0.95), between(0.95, 0.99)):
@@ -155,8 +156,7 @@ def test_missing_value_is_out_of_reach_with_its_reason(interval: Interval | None
     result = judge(claim(**LOWER), None, interval, if_not_reproduced="No point of this preset converges.")
     assert result.verdict == "out of reach"
     assert result.explanation == "Not measured. No point of this preset converges."
-    with pytest.raises(ValueError, match="'out of reach' and needs an explanation"):
-        ClaimResult(claim(**LOWER), None, interval, "out of reach")
+    refuses("'out of reach' and needs an explanation", ClaimResult, claim(**LOWER), None, interval, "out of reach")
 
 
 def test_one_exact_value_refutes_an_exact_statement() -> None:
@@ -182,34 +182,23 @@ def test_explanation_states_what_was_measured_and_why() -> None:
         text = describe(low, between(low, low + 1), Criterion(**LOWER))
         assert text.endswith("The direction is open.") == is_open
 
-
-def test_refuses_failure_without_explanation() -> None:
-    with pytest.raises(ValueError, match="needs an explanation: the reason, or the run"):
-        out_of_reach(claim(**LOWER), "  ")
-    # asked for before the verdict is known
-    with pytest.raises(ValueError, match="say in if_not_reproduced what explains a failure"):
-        judge(claim(**LOWER), 1.0, between(1, 1), if_not_reproduced="")
-
-
-def test_says_that_one_repetition_gives_no_interval() -> None:
-    result = judge(claim(**LOWER), 0.95, Interval(math.nan, math.nan, "1 point", 1), if_not_reproduced="Why.")
-    assert result.verdict == "undecided"
-    assert result.explanation == (
+    one = judge(claim(**LOWER), 0.95, Interval(math.nan, math.nan, "1 point", 1), if_not_reproduced="Why.")
+    assert one.verdict == "undecided"
+    assert one.explanation == (
         "Measured 0.95 (no interval: 1 point); needed: at least 0.9 (direction: at least 0). "
         "Without numbers at both ends nothing is decided. Why."
     )
 
 
-def test_refuses_value_without_interval() -> None:
-    with pytest.raises(ValueError, match=r"value without an interval; use t_interval"):
-        judge(claim(**LOWER), 1.0, None, if_not_reproduced="why")
-
-
-def test_refuses_verdict_that_does_not_follow() -> None:
-    with pytest.raises(ValueError, match="does not follow from its value and interval; let judge"):
-        ClaimResult(claim(**LOWER), 0.5, between(0.4, 0.6), "reproduced")
-    with pytest.raises(ValueError, match="'maybe' is not one of"):
-        ClaimResult(claim(**LOWER), 0.5, between(0.4, 0.6), "maybe", "why")
+def test_refuses_what_has_no_explanation_no_interval_or_another_verdict() -> None:
+    stated = claim(**LOWER)
+    # asked for before the verdict is known
+    refuses("say in if_not_reproduced what explains", judge, stated, 1.0, between(1, 1), if_not_reproduced="")
+    refuses(r"value without an interval; use t_interval", judge, stated, 1.0, None, if_not_reproduced="why")
+    refuses("does not follow from its value and int", ClaimResult, stated, 0.5, between(0.4, 0.6), "reproduced")
+    refuses("'maybe' is not one of", ClaimResult, stated, 0.5, between(0.4, 0.6), "maybe", "why")
+    no_source = {"paper_value": None, "measure": "Pearson", "criterion": stated.criterion}
+    refuses("needs a source; a reader must be able to check it", Claim, "c", "LiSSA agrees.", "", **no_source)
 
 
 @pytest.mark.parametrize(
@@ -224,13 +213,7 @@ def test_refuses_verdict_that_does_not_follow() -> None:
     ],
 )
 def test_refuses_meaningless_criterion(bounds: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Criterion(**bounds)
-
-
-def test_refuses_claim_that_cannot_be_checked() -> None:
-    with pytest.raises(ValueError, match="needs a source; a reader must be able to check it"):
-        Claim("c", "LiSSA agrees.", "", None, "Pearson", Criterion(at_least=0.9))
+    refuses(message, Criterion, **bounds)
 
 
 def test_criterion_reads_as_text() -> None:
@@ -240,26 +223,20 @@ def test_criterion_reads_as_text() -> None:
 
 # ------------------------------------------------------------------------------------ claims.json
 def some_results() -> list:
-    def claim(name: str, paper_value: float | str | None) -> Claim:
-        return Claim(
-            name, "λ & <η>", "Fig. 1", paper_value, "Pearson", Criterion(at_least=0.1, direction_at_least=0)
-        )
+    def claim(name: str, paper_value: float | str | None = None, **bounds: float | bool) -> Claim:
+        criterion = Criterion(**(bounds or {"at_least": 0.1, "direction_at_least": 0}))
+        return Claim(name, "λ & <η>", "Fig. 1", paper_value, "Pearson", criterion)
 
-    third = 1 / 3
-    return [
-        judge(claim("a", 2.5e-4), third, Interval(0.1, 0.7, "t 95 %, 3 seeds", 3), if_not_reproduced="-"),
-        judge(claim("b", "a line"), 0.1, Interval(0.0, math.inf, "t", 3), if_not_reproduced="noise"),
-        judge(claim("c", None), 0.1, Interval(-math.inf, 0.2, "t", 3), if_not_reproduced="noise"),
-        judge(claim("d", None), None, None, if_not_reproduced="failed"),
-        judge(claim("g", None), 0.1, t_interval([0.5, -0.5, 0.3]), if_not_reproduced="noise"),
-        out_of_reach(claim("e", None), "needs ImageNet"),
-        judge(
-            replace(claim("f", 1), criterion=Criterion(at_most=1.0, exact=True)),
-            1.5,
-            exact(1.5),
-            if_not_reproduced="H = diag(1, -1)",
-        ),
+    results = [
+        (claim("a", 2.5e-4), 1 / 3, Interval(0.1, 0.7, "t 95 %, 3 seeds", 3)),
+        (claim("b", "a line"), 0.1, Interval(0.0, math.inf, "t", 3)),
+        (claim("c"), 0.1, Interval(-math.inf, 0.2, "t", 3)),
+        (claim("d"), None, None),
+        (claim("g"), 0.1, t_interval([0.5, -0.5, 0.3])),
+        (claim("f", 1, at_most=1.0, exact=True), 1.5, exact(1.5)),
     ]
+    judged = [judge(*result, if_not_reproduced="H = diag(1, -1)") for result in results]
+    return [*judged, out_of_reach(claim("e"), "needs ImageNet")]
 
 
 @pytest.fixture
@@ -271,6 +248,7 @@ def test_what_is_saved_is_loaded(folder: Path) -> None:
     save_claims(folder, some_results())
     assert load_claims(folder) == some_results()
     assert [path.name for path in folder.iterdir()] == ["claims.json"]  # no temporary left behind
+    refuses("unique within a target, repeated: a", save_claims, folder, some_results()[:1] * 2)
 
 
 def test_nan_survives_as_valid_json(folder: Path) -> None:
@@ -298,11 +276,6 @@ def test_failed_write_leaves_the_old_file(folder: Path, monkeypatch: pytest.Monk
     assert len(list(folder.iterdir())) == 1
 
 
-def test_refuses_repeated_ids(folder: Path) -> None:
-    with pytest.raises(ValueError, match="unique within a target, repeated: a"):
-        save_claims(folder, some_results()[:1] * 2)
-
-
 def hand_edited(content: dict) -> dict:
     content["claims"][1]["verdict"] = "reproduced"
     return content
@@ -325,24 +298,17 @@ def test_damaged_file_is_named_with_the_command(folder: Path, damage: object) ->
     save_claims(folder, some_results())
     path = folder / "claims.json"
     path.write_text(damage(path.read_text()))
-    with pytest.raises(
-        ValueError, match=r"lissa/fig1/laptop/claims\.json is damaged .*run `make lissa-fig1 PRESET=laptop` again"
-    ):
-        load_claims(folder)
+    refuses(
+        r"fig1/laptop/claims\.json is damaged .*run `make lissa-fig1 PRESET=laptop` again", load_claims, folder
+    )
 
 
-def test_binary_file_is_damaged(folder: Path) -> None:
+def test_binary_and_missing_files_are_named_with_the_command(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuses(r"claims\.json is missing: run `make lissa-fig1 PRESET=laptop` again", load_claims, folder)
     folder.mkdir(parents=True)
     (folder / "claims.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match=r"is damaged \(UnicodeDecodeError"):
-        load_claims(folder)
-
-
-def test_missing_file_is_named_with_the_command(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"claims\.json is missing: run `make lissa-fig1 PRESET=laptop` again"):
-        load_claims(folder)
-
-
-def test_rerun_command_of_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+    refuses(r"is damaged \(UnicodeDecodeError", load_claims, folder)
+    monkeypatch.chdir(tmp_path)  # of a relative folder
     assert rerun_command("ngd/fig2/embedded") == "make ngd-fig2 PRESET=embedded"

@@ -1,9 +1,12 @@
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from curvlab.lab.claims import Interval, bootstrap_interval, t_interval
+from tests.refusals import refuses
 
 
 def test_t_interval_matches_the_table() -> None:
@@ -12,6 +15,9 @@ def test_t_interval_matches_the_table() -> None:
     assert interval.low == pytest.approx(2 - 4.302653 / math.sqrt(3), abs=1e-6)
     assert interval.high == pytest.approx(2 + 4.302653 / math.sqrt(3), abs=1e-6)
     assert (interval.kind, interval.num_samples) == ("t 95 %, 3 seeds", 3)
+    one = t_interval([1.0])
+    assert [math.isnan(end) for end in (one.low, one.high)] == [True, True]
+    assert one.kind == "t 95 %, 1 seed"
 
 
 @pytest.mark.parametrize("kind", ["t 95 %, 2 seeds", "bootstrap 95 %, 2 points", "lower bounds in 1 of 2 seeds"])
@@ -38,13 +44,6 @@ def test_a_rising_function_maps_all_ends() -> None:
     assert t_interval([0.0, 1e3, 2e3]).mapped(math.exp).high == math.inf
 
 
-def test_one_seed_gives_no_interval() -> None:
-    interval = t_interval([1.0])
-    assert math.isnan(interval.low)
-    assert math.isnan(interval.high)
-    assert interval.kind == "t 95 %, 1 seed"
-
-
 def test_bootstrap_covers_the_truth() -> None:
     # 200 intervals for the median of 40 normals: nominal 95 %; 4.5 standard deviations below is 88 %.
     generator = np.random.default_rng(1)
@@ -65,32 +64,21 @@ def test_bootstrap_resamples_pairs_together() -> None:
 
 
 def test_bootstrap_depends_on_its_generator_only() -> None:
-    values = np.random.default_rng(0).normal(size=30)
-    first, again = (
-        bootstrap_interval(values, np.mean, num_resamples=100, generator=np.random.default_rng(7))
-        for _ in range(2)
-    )
-    other = bootstrap_interval(values, np.mean, num_resamples=100, generator=np.random.default_rng(8))
-    assert first == again
-    assert first != other
-    assert first.kind == "bootstrap 95 %, 30 points"
-
-
-def test_a_statistic_along_an_axis_gives_the_interval_of_one_that_is_called_for_each_resample() -> None:
     values = np.random.default_rng(0).exponential(size=30)
-    at_once, each = (
-        bootstrap_interval(values, statistic, num_resamples=100, generator=np.random.default_rng(7))
-        for statistic in (np.median, lambda sample: float(np.median(sample)))
-    )
-    assert at_once == each
+
+    def found(statistic: Callable[..., Any], seed: int) -> Interval:
+        return bootstrap_interval(values, statistic, num_resamples=100, generator=np.random.default_rng(seed))
+
+    assert found(np.mean, 7) == found(np.mean, 7)
+    assert found(np.mean, 7) != found(np.mean, 8)
+    assert found(np.mean, 7).kind == "bootstrap 95 %, 30 points"
+    # A statistic along an axis gives the interval of one that is called for each resample.
+    assert found(np.median, 7) == found(lambda sample: float(np.median(sample)), 7)
 
 
-def test_bootstrap_of_equal_points_is_a_point() -> None:
-    interval = bootstrap_interval(np.ones(10), np.mean, num_resamples=50, generator=np.random.default_rng(0))
-    assert (interval.low, interval.high) == (1.0, 1.0)
-
-
-def test_nan_among_the_values_gives_nan_ends() -> None:
+def test_equal_points_give_a_point_and_nan_among_the_values_nan_ends() -> None:
+    equal = bootstrap_interval(np.ones(10), np.mean, num_resamples=50, generator=np.random.default_rng(0))
+    assert (equal.low, equal.high) == (1.0, 1.0)
     values = [1.0, 2.0, math.nan]
     found = bootstrap_interval(values, np.mean, num_resamples=50, generator=np.random.default_rng(0))
     assert math.isnan(found.low)
@@ -99,14 +87,11 @@ def test_nan_among_the_values_gives_nan_ends() -> None:
 
 
 def test_refuses_bad_input() -> None:
+    refuses("needs low <= high, got 2 and 1; swap them", Interval, 2.0, 1.0, "t", 3)
+    refuses("needs a kind that says how it was found", Interval, 1.0, 2.0, " ", 3)
     generator = np.random.default_rng(0)
-    with pytest.raises(ValueError, match="needs low <= high, got 2 and 1; swap them"):
-        Interval(2.0, 1.0, "t", 3)
-    with pytest.raises(ValueError, match="needs a kind that says how it was found"):
-        Interval(1.0, 2.0, " ", 3)
-    with pytest.raises(ValueError, match=r"need one length, got \[3, 2\]"):
-        bootstrap_interval(([1, 2, 3], [1, 2]), np.mean, generator=generator)
-    with pytest.raises(ValueError, match=r"vector of independent values, got shape \(2, 2\)"):
-        t_interval([[1, 2], [3, 4]])
-    with pytest.raises(ValueError, match=r"write 0\.95 for 95 %"):
-        t_interval([1, 2], confidence=95)
+    refuses(
+        r"need one length, got \[3, 2\]", bootstrap_interval, ([1, 2, 3], [1, 2]), np.mean, generator=generator
+    )
+    refuses(r"vector of independent values, got shape \(2, 2\)", t_interval, [[1, 2], [3, 4]])
+    refuses(r"write 0\.95 for 95 %", t_interval, [1, 2], confidence=95)

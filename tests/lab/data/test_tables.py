@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import pickle
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,9 @@ from curvlab.lab.data import (
     tables,
 )
 from curvlab.lab.data.splits import checksum
+from tests.refusals import refuses
+
+missing, is_damaged = partial(refuses, error=DataNotFoundError), partial(refuses, error=DamagedDataError)
 
 
 def whole(splits: DataSplits) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,8 +94,7 @@ def test_leading_examples_do_not_depend_on_how_many(load) -> None:
             assert torch.equal(ours, theirs[: len(ours)])
     assert small.checksum != full.checksum
     assert load().checksum == full.checksum
-    with pytest.raises(ValueError, match=f"num_train=5000, but data=.* has {len(full.train)} examples"):
-        load(num_train=5000)
+    refuses(f"num_train=5000, but data=.* has {len(full.train)} examples", load, num_train=5000)
 
 
 def test_breast_cancer_is_cut_at_its_quartiles() -> None:
@@ -131,19 +134,15 @@ def test_last_column_is_the_target_and_both_are_standardised(tmp_path: Path, mon
     features = inputs.double().numpy() * np.array(splits.std) + np.array(splits.mean)
     assert np.isclose(features[:, None], table[None, :, :8], atol=1e-5).all(2).any(1).all()
     write(tmp_path, "concrete", table[::-1])
-    with pytest.raises(DamagedDataError, match=r"concrete.csv' is damaged \(its numbers, or their order, are not"):
-        load_concrete(tmp_path)
+    is_damaged(r"concrete.csv' is damaged \(its numbers, or their order, are not", load_concrete, tmp_path)
 
 
 def test_missing_and_damaged_tables_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataNotFoundError, match=r"data=energy is not there: looked for '.*energy.csv'"):
-        load_energy(tmp_path)
+    missing(r"data=energy is not there: looked for '.*energy.csv'", load_energy, tmp_path)
     write(tmp_path, "energy", np.zeros((5, 9)))
-    with pytest.raises(DamagedDataError, match=r"768 rows of 9 numbers are needed, got shape \(5, 9\)"):
-        load_energy(tmp_path)
+    is_damaged(r"768 rows of 9 numbers are needed, got shape \(5, 9\)", load_energy, tmp_path)
     (tmp_path / "uci" / "energy.csv").write_text("columns\n1,2,no number\n")
-    with pytest.raises(DamagedDataError, match=r"energy.csv' is damaged"):
-        load_energy(tmp_path)
+    is_damaged(r"energy.csv' is damaged", load_energy, tmp_path)
 
 
 @pytest.mark.data
@@ -172,12 +171,9 @@ def test_rows_and_labels_are_those_of_the_file(root: Path) -> None:
     assert (len(splits.train), len(splits.test), splits.input_shape) == (7, 3, (5,))
     assert splits.class_names == ("1", "2")
     found = sorted((tuple(row.tolist()), float(target)) for row, target in zip(*whole(splits), strict=True))
-    expected = []
-    for i in range(10):
-        row = [0.0] * 5
-        row[i % 3], row[3 + i % 2] = 1.0, 0.5
-        expected.append((tuple(row), float(i % 2)))
-    assert found == sorted(expected)
+    ones, halves = np.eye(3)[np.arange(10) % 3], 0.5 * np.eye(2)[np.arange(10) % 2]
+    rows = map(tuple, np.hstack([ones, halves]).tolist())
+    assert found == sorted((row, float(i % 2)) for i, row in enumerate(rows))
 
 
 def test_a_missing_file_is_downloaded_or_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,15 +185,13 @@ def test_a_missing_file_is_downloaded_or_named(tmp_path: Path, monkeypatch: pyte
         raise OSError("no route to host")
 
     monkeypatch.setattr("urllib.request.urlopen", refuse)
-    with pytest.raises(DataNotFoundError, match=r"looked for '.*libsvm/mushrooms'.*no route to host"):
-        load_libsvm(tmp_path, name="mushrooms")
+    missing(r"looked for '.*libsvm/mushrooms'.*no route to host", load_libsvm, tmp_path, name="mushrooms")
 
 
 @pytest.mark.parametrize("content", ["1 1:1\n2 not a number\n", "", "1 1:1\n2 1:1\n3 1:1\n"])
 def test_damaged_files_are_named(root: Path, content: str) -> None:
     (root / "libsvm" / "small").write_text(content)
-    with pytest.raises(DamagedDataError, match=r"libsvm/small' is damaged"):
-        load_libsvm(root, name="small")
+    is_damaged(r"libsvm/small' is damaged", load_libsvm, root, name="small")
 
 
 @pytest.mark.data
@@ -257,38 +251,28 @@ def test_parquet_shards_in_order_with_imagenet_normalisation(parquet_root: Path)
 def test_leading_examples_across_shards(parquet_root: Path) -> None:
     for count in (1, 3, 4):
         assert load_cifar10(parquet_root, num_train=count).train.tensors[1].tolist() == [7, 1, 2, 3, 4][:count]
-    with pytest.raises(ValueError, match="num_train=6, but data=cifar10 has 5 examples there"):
-        load_cifar10(parquet_root, num_train=6)
-    with pytest.raises(ValueError, match="num_test=3, but data=cifar10 has 2 examples there"):
-        load_cifar10(parquet_root, num_test=3)
+    refuses("num_train=6, but data=cifar10 has 5 examples there", load_cifar10, parquet_root, num_train=6)
+    refuses("num_test=3, but data=cifar10 has 2 examples there", load_cifar10, parquet_root, num_test=3)
+    (parquet_root / "cifar10" / "data" / "test-00000-of-00001.parquet").unlink()
+    missing(r"looked for '.*test-00000-of-00001.parquet'", load_cifar10, parquet_root)
 
 
 def test_damaged_shards_are_named(parquet_root: Path) -> None:
     shard = parquet_root / "cifar10" / "data" / "train-00001-of-00002.parquet"
-    whole = shard.read_bytes()
-    shard.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DamagedDataError, match=r"train-00001-of-00002.parquet' is damaged"):
-        load_cifar10(parquet_root)
+    shard.write_bytes(shard.read_bytes()[:200])
+    is_damaged(r"train-00001-of-00002.parquet' is damaged", load_cifar10, parquet_root)
     good = png(pixels(1, seed=2)[0])
     for bad in (good[: len(good) // 2], b"no image"):
         write_shard(shard, [good, bad], [3, 4])
-        with pytest.raises(DamagedDataError, match=r"train-00001-of-00002.parquet' .*image in row 1"):
-            load_cifar10(parquet_root)
-    write_shard(shard, [good, png(pixels(1, seed=2)[0][:16])], [3, 4])
-    with pytest.raises(DamagedDataError, match=r"image in row 1 has shape \(16, 32, 3\)"):
-        load_cifar10(parquet_root)
-    write_shard(shard, [good], [3], label_column="other")
-    with pytest.raises(DamagedDataError, match=r"train-00001-of-00002.parquet' is damaged"):
-        load_cifar10(parquet_root)
-    write_shard(shard, [good, good], [3, 10])
-    with pytest.raises(DamagedDataError, match=r"labels outside 0..9"):
-        load_cifar10(parquet_root)
-
-
-def test_a_missing_split_is_named(parquet_root: Path) -> None:
-    (parquet_root / "cifar10" / "data" / "test-00000-of-00001.parquet").unlink()
-    with pytest.raises(DataNotFoundError, match=r"looked for '.*test-00000-of-00001.parquet'"):
-        load_cifar10(parquet_root)
+        is_damaged(r"train-00001-of-00002.parquet' .*image in row 1", load_cifar10, parquet_root)
+    for images, labels, text in (
+        ([good, png(pixels(1, seed=2)[0][:16])], {"label": [3, 4]}, r"image in row 1 has shape \(16, 32, 3\)"),
+        ([good], {"other": [3]}, r"train-00001-of-00002.parquet' is damaged"),
+        ([good, good], {"label": [3, 10]}, r"labels outside 0..9"),
+    ):
+        ((column, own),) = labels.items()
+        write_shard(shard, images, own, column)
+        is_damaged(text, load_cifar10, parquet_root)
 
 
 @pytest.fixture
@@ -320,20 +304,13 @@ def test_torchvision_files_come_first(torchvision_root: Path) -> None:
     assert targets.tolist() == [0, 1, 2, 3]
     assert splits.test.tensors[1].tolist() == [4, 5]
     assert splits.class_names == tuple(NAMES[::-1])
-    with pytest.raises(ValueError, match="num_train=5, but data=cifar10 has 4 examples there"):
-        load_cifar10(torchvision_root, num_train=5)
+    refuses("num_train=5, but data=cifar10 has 4 examples there", load_cifar10, torchvision_root, num_train=5)
 
-
-def test_an_incomplete_torchvision_folder_gives_way_to_parquet(torchvision_root: Path) -> None:
-    (torchvision_root / CIFAR10.base_folder / "test_batch").unlink()
-    assert load_cifar10(torchvision_root).train.tensors[1].tolist() == [7, 1, 2, 3, 4]
-
-
-def test_a_damaged_torchvision_file_is_named(torchvision_root: Path) -> None:
     file = torchvision_root / CIFAR10.base_folder / "data_batch_1"
     file.write_bytes(file.read_bytes() + b"x")
-    with pytest.raises(DamagedDataError, match=r"data_batch_1' is damaged \(its md5 is not"):
-        load_cifar10(torchvision_root)
+    is_damaged(r"data_batch_1' is damaged \(its md5 is not", load_cifar10, torchvision_root)
+    (torchvision_root / CIFAR10.base_folder / "test_batch").unlink()  # incomplete, it gives way to parquet
+    assert load_cifar10(torchvision_root).train.tensors[1].tolist() == [7, 1, 2, 3, 4]
 
 
 @pytest.mark.data

@@ -20,30 +20,26 @@ from curvlab.lab.data import (
 )
 from curvlab.lab.data.summaries import FILES
 from curvlab.lab.data.text import like_penn_treebank
+from tests.refusals import refuses
 
 
-@pytest.fixture
-def treebank(tmp_path: Path, made_up: None) -> Path:
-    folder = tmp_path / "ptb"
-    folder.mkdir()
-    (folder / "ptb.train.txt").write_text(" mr. <unk> is chairman of n.v. \n\n rates fell N N \n the end \n")
-    (folder / "ptb.test.txt").write_text(" no it was n't black monday \n")
-    return tmp_path
-
-
-def test_penn_treebank_is_read_line_by_line(treebank: Path, tmp_path: Path) -> None:
-    corpus = load_penn_treebank(treebank)
+def test_penn_treebank_is_read_line_by_line(tmp_path: Path, made_up: None) -> None:
+    treebank = tmp_path / "ptb"
+    treebank.mkdir()
+    (treebank / "ptb.train.txt").write_text(" mr. <unk> is chairman of n.v. \n\n rates fell N N \n the end \n")
+    (treebank / "ptb.test.txt").write_text(" no it was n't black monday \n")
+    corpus = load_penn_treebank(tmp_path)
     assert corpus.name == "ptb"
     assert corpus.train == ("mr. <unk> is chairman of n.v.", "rates fell N N", "the end")
     assert corpus.test == ("no it was n't black monday",)
-    fewer = load_penn_treebank(treebank, num_train=2)
+    fewer = load_penn_treebank(tmp_path, num_train=2)
     assert fewer.train == corpus.train[:2]
     assert fewer.checksum != corpus.checksum
-    assert load_penn_treebank(treebank).checksum == corpus.checksum
-    with pytest.raises(ValueError, match=r"num_train=4, but data=ptb has 3 examples"):
-        load_penn_treebank(treebank, num_train=4)
-    with pytest.raises(DataNotFoundError, match=r"data=ptb is not there: .*cannot be downloaded freely"):
-        load_penn_treebank(tmp_path / "elsewhere")
+    assert load_penn_treebank(tmp_path).checksum == corpus.checksum
+    refuses(r"num_train=4, but data=ptb has 3 examples", load_penn_treebank, tmp_path, num_train=4)
+    refuses(
+        r"data=ptb is not there: .*cannot be downloaded", load_penn_treebank, treebank, error=DataNotFoundError
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,10 +47,7 @@ def test_penn_treebank_is_read_line_by_line(treebank: Path, tmp_path: Path) -> N
     [
         ("In 1969, Neil Armstrong walked on the Moon.", "in N neil armstrong walked on the moon"),
         ("It stretches over 21,000 kilometers.", "it stretches over N kilometers"),
-        (
-            "Leonardo’s early 16th-century painting, “Mona Lisa”",
-            "leonardo 's early 16th-century painting mona lisa",
-        ),
+        ("Leonardo’s early 16th-century, “Mona Lisa”", "leonardo 's early 16th-century mona lisa"),
         ("They don't; we'll see.", "they do n't we 'll see"),
         ("Mr. Smith of the U.S. paid $5.50 for A&P.", "mr. smith of the u.s. paid $ N for a&p"),
         ("the 46th president", "the 46th president"),
@@ -109,8 +102,7 @@ def test_documentation_is_the_prose_of_docstrings(package: str) -> None:
     few = load_documentation(package=package, num_train=3, num_test=1)
     assert few.train == corpus.train[:3]
     assert package in corpus.name
-    with pytest.raises(ValueError, match="'not_a_package' is not installed"):
-        load_documentation(package="not_a_package")
+    refuses("'not_a_package' is not installed", load_documentation, package="not_a_package")
 
 
 def test_documentation_of_a_real_package_is_english_and_reproducible() -> None:
@@ -125,17 +117,13 @@ def test_text_of_the_hub_is_read_as_a_stream(tmp_path: Path, monkeypatch: pytest
     pytest.importorskip("datasets")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = tmp_path / "owt"
-    folder.mkdir()
-    rows = [json.dumps({"text": f"document {i}"}) for i in range(10)]
-    (folder / "part.jsonl").write_text("\n".join(rows) + "\n")
+    write_lines(folder / "part.jsonl", [{"text": f"document {i}"} for i in range(10)])
     corpus = load_hub_text(name=str(folder), num_train=3, num_test=2)
     assert corpus.name == "owt"
     assert corpus.test == ("document 0", "document 1")
     assert corpus.train == ("document 2", "document 3", "document 4")
-    with pytest.raises(ValueError, match="has no column 'body'"):
-        load_hub_text(name=str(folder), column="body", num_train=3, num_test=2)
-    with pytest.raises(ValueError, match=r"num_train=9, but data=owt has 8 examples"):
-        load_hub_text(name=str(folder), num_train=9, num_test=2)
+    refuses("has no column 'body'", load_hub_text, name=str(folder), column="body", num_train=3, num_test=2)
+    refuses(r"num_train=9, but data=owt has 8 examples", load_hub_text, name=str(folder), num_train=9, num_test=2)
     with pytest.raises(DataNotFoundError, match=r"data=nothing is not there: .*Reading it from the hub failed"):
         load_hub_text(name=str(tmp_path / "nothing"), num_train=1, num_test=1)
 
@@ -146,30 +134,24 @@ def write_lines(path: Path, rows: list[dict[str, str]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-@pytest.fixture
-def staged(tmp_path: Path, made_up: None) -> Path:
+def test_staged_xsum_is_split_at_random_but_always_alike(tmp_path: Path, made_up: None) -> None:
     rows = [{"document": f"document\nnumber {index}", "summary": f"summary {index}"} for index in range(340)]
     write_lines(tmp_path / "xsum" / FILES[0], rows[:200])
     write_lines(tmp_path / "xsum" / FILES[1], rows[200:])
-    return tmp_path
-
-
-def test_staged_xsum_is_split_at_random_but_always_alike(staged: Path, tmp_path: Path) -> None:
-    corpus = load_xsum(staged)
+    corpus = load_xsum(tmp_path)
     assert [len(part) for part in (corpus.train, corpus.validation, corpus.test)] == [340 - 326, 126, 200]
     everything = {*corpus.train, *corpus.validation, *corpus.test}
     assert everything == {(f"document number {index}", f"summary {index}") for index in range(340)}
     assert any(int(summary.split()[1]) >= 200 for _, summary in corpus.test)
-    assert load_xsum(staged) == corpus
-    fewer = load_xsum(staged, num_train=2, num_validation=3, num_test=4)
+    assert load_xsum(tmp_path) == corpus
+    fewer = load_xsum(tmp_path, num_train=2, num_validation=3, num_test=4)
     assert fewer.train == corpus.train[:2]
     assert fewer.test == corpus.test[:4]
     assert fewer.text == tuple(document for document, _ in fewer.train)
     assert fewer.checksum != corpus.checksum
-    with pytest.raises(ValueError, match=r"num_validation=127, but data=xsum has 126 examples"):
-        load_xsum(staged, num_validation=127)
-    with pytest.raises(DataNotFoundError, match=r"data=xsum is not there: .*take data=xsum_hub"):
-        load_xsum(tmp_path / "elsewhere")
+    refuses(r"num_validation=127, but data=xsum has 126 examples", load_xsum, tmp_path, num_validation=127)
+    text = r"data=xsum is not there: .*take data=xsum_hub"
+    refuses(text, load_xsum, tmp_path / "elsewhere", error=DataNotFoundError)
 
 
 @pytest.mark.data
@@ -190,10 +172,10 @@ def test_summaries_in_the_layout_of_the_hub(tmp_path: Path, monkeypatch: pytest.
     assert corpus.name == "pairs"
     assert corpus.train == (("train 0", "0"), ("train 1", "1"))
     assert corpus.validation == (("validation 0", "0"), ("validation 1", "1"))
-    with pytest.raises(ValueError, match=r"has no 'train' with the columns 'text' and 'title', only"):
-        load_hub_summaries(name=str(folder), document="text", summary="title")
-    with pytest.raises(DataNotFoundError, match=r"Reading it from the hub failed"):
-        load_hub_summaries(name=str(tmp_path / "nothing"))
+    text = r"has no 'train' with the columns 'text' and 'title', only"
+    refuses(text, load_hub_summaries, name=str(folder), document="text", summary="title")
+    nothing = str(tmp_path / "nothing")
+    refuses(r"Reading it from the hub failed", load_hub_summaries, name=nothing, error=DataNotFoundError)
 
 
 def test_documentation_is_shortened_by_leaving_out_short_words() -> None:
@@ -215,5 +197,4 @@ def test_copying_pairs_begin_their_stretches() -> None:
     pairs = copying_pairs(["a b c d e f g", "h i"], num_words=3, num_copied=2)
     assert pairs == [("a b c", "a b"), ("d e f", "d e"), ("h i", "h i")]
     assert copying_pairs(["a b c d e f g"], num_words=3, num_copied=2, max_stretches=1) == pairs[:1]
-    with pytest.raises(ValueError, match="num_copied must be between 1 and num_words=3, got 4"):
-        copying_pairs([], num_words=3, num_copied=4)
+    refuses("num_copied must be between 1 and num_words=3, got 4", copying_pairs, [], num_words=3, num_copied=4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from curvlab.lab.data import (
     token_splits,
     train_tokenizer,
 )
+from tests.refusals import refuses
 
 pytest.importorskip("tokenizers")
 TRAIN = tuple(f"the cat number {i} sat on the mat, and the dog did not." for i in range(30))
@@ -80,23 +83,17 @@ def test_sentences_are_padded_masked_and_ignored(splits: TokenSplits) -> None:
 
 
 def test_errors_say_what_to_change(splits: TokenSplits, tokenizer: str) -> None:
-    with pytest.raises(ValueError, match="but sequences have 16: raise sequence_length"):
-        splits.sentences(["the cat " * 20])
-    with pytest.raises(ValueError, match="no token to predict"):
-        splits.sentences(["the cat", ""])
-    with pytest.raises(ValueError, match="at least 260"):
-        train_tokenizer(TRAIN, vocabulary_size=100)
-    with pytest.raises(ValueError, match=r"yields only \d+ tokens: lower vocabulary_size=5000"):
-        train_tokenizer(TRAIN, vocabulary_size=5000)
-    with pytest.raises(ValueError, match=r"train text of toy has \d+ tokens, fewer than sequence_length=9999"):
-        token_splits(CORPUS, tokenizer, sequence_length=9999)
-    with pytest.raises(ValueError, match="at least 1, got 0"):
-        token_splits(CORPUS, tokenizer, sequence_length=0)
+    refuses("but sequences have 16: raise sequence_length", splits.sentences, ["the cat " * 20])
+    refuses("no token to predict", splits.sentences, ["the cat", ""])
+    refuses("at least 260", train_tokenizer, TRAIN, vocabulary_size=100)
+    refuses(r"yields only \d+ tokens: lower vocabulary_size=5000", train_tokenizer, TRAIN, vocabulary_size=5000)
+    too_long = r"train text of toy has \d+ tokens, fewer than sequence_length=9999"
+    refuses(too_long, token_splits, CORPUS, tokenizer, sequence_length=9999)
+    refuses("at least 1, got 0", token_splits, CORPUS, tokenizer, sequence_length=0)
     from tokenizers import Tokenizer, models
 
     without_end = Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).to_str()
-    with pytest.raises(ValueError, match=r"neither </s> nor <\|endoftext\|>"):
-        token_splits(CORPUS, without_end, sequence_length=4)
+    refuses(r"neither </s> nor <\|endoftext\|>", token_splits, CORPUS, without_end, sequence_length=4)
 
 
 def test_a_saved_tokenizer_is_loaded_like_one_of_the_hub(tokenizer: str, tmp_path) -> None:
@@ -137,17 +134,12 @@ def test_tokens_are_what_an_encoder_decoder_reads() -> None:
     assert splits.test_summaries == ("gh gh gh gh gh",)
 
 
-def test_a_document_that_is_too_long_is_cut_before_its_end_mark() -> None:
-    splits = summary_splits(SUMMARIES, TOKENIZER, source_length=3, target_length=4)
-    whole = summary_splits(SUMMARIES, TOKENIZER, source_length=20, target_length=4)
+def test_a_document_has_its_prefix_and_is_cut_before_its_end_mark() -> None:
+    splits, whole = (summary_splits(SUMMARIES, TOKENIZER, source_length=n, target_length=4) for n in (3, 30))
     assert splits.train[0][0, :2].tolist() == whole.train[0][0, :2].tolist()
     assert splits.train[0][0, 2] == splits.end
-
-
-def test_the_prefix_stands_before_every_document() -> None:
-    plain = summary_splits(SUMMARIES, TOKENIZER, source_length=30, target_length=4)
     with_prefix = summary_splits(SUMMARIES, TOKENIZER, source_length=30, target_length=4, prefix="summarize: ")
-    assert plain.decode(with_prefix.train[0][:, :30]) == ["summarize: ab cd ef", "summarize: gh"]
+    assert whole.decode(with_prefix.train[0][:, :30]) == ["summarize: ab cd ef", "summarize: gh"]
 
 
 def test_texts_come_back_from_tokens() -> None:
@@ -156,10 +148,6 @@ def test_texts_come_back_from_tokens() -> None:
     assert splits.decode(targets.masked_fill(targets == -100, splits.padding)) == [s for _, s in PAIRS]
     after_the_end = torch.cat([targets[:1, : int((targets[0] != -100).sum())], torch.tensor([[70, 80]])], dim=1)
     assert splits.decode(after_the_end) == ["cd"]
-
-
-def test_refuses_lengths_and_tokenizers_that_cannot_end_a_text() -> None:
-    with pytest.raises(ValueError, match="source_length and target_length must be at least 2"):
-        summary_splits(SUMMARIES, TOKENIZER, source_length=6, target_length=1)
-    with pytest.raises(ValueError, match="the tokenizer lacks <pad> or </s>"):
-        summary_splits(SUMMARIES, TOKENIZER.replace("</s>", "<end>"), source_length=6, target_length=4)
+    split, endless = partial(summary_splits, SUMMARIES, source_length=6), TOKENIZER.replace("</s>", "<end>")
+    refuses("source_length and target_length must be at least 2", split, TOKENIZER, target_length=1)
+    refuses("the tokenizer lacks <pad> or </s>", split, endless, target_length=4)

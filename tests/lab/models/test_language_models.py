@@ -29,6 +29,7 @@ from curvlab.lab.models.resnets import load_weights
 from curvlab.problem import freeze
 from curvlab.seeding import seeded_by
 from curvlab.training import MeanLoss
+from tests.refusals import refuses
 
 # --- Language models: small ones of every family, encoder-decoders against transformers' own loss, published ones
 transformers = pytest.importorskip("transformers")
@@ -69,23 +70,14 @@ def test_the_config_builds_opt_with_tied_embeddings() -> None:
 
 def test_errors_say_what_to_change() -> None:
     build = partial(small_causal_language_model, num_outputs=300)
-    with pytest.raises(ValueError, match=r"read token sequences \(T,\), got input_shape=\(1, 8, 8\)"):
-        build(input_shape=(1, 8, 8), **SMALL)
-    with pytest.raises(ValueError, match="multiple of num_heads, got 8 and 3"):
-        build(input_shape=(6,), **(SMALL | {"num_heads": 3}))
-    with pytest.raises(ValueError, match="unknown family 'bert'"):
-        build(input_shape=(6,), family="bert", **SMALL)
+    refuses(r"read token sequences \(T,\), got input_shape=\(1, 8, 8\)", build, input_shape=(1, 8, 8), **SMALL)
+    refuses("multiple of num_heads, got 8 and 3", build, input_shape=(6,), **(SMALL | {"num_heads": 3}))
+    refuses("unknown family 'bert'", build, input_shape=(6,), family="bert", **SMALL)
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> tuple[Path, torch.nn.Module]:
-    model = small("opt")
-    model.save_pretrained(tmp_path / "model")
-    return tmp_path / "model", model
-
-
-def test_published_weights_are_loaded_from_a_folder(saved) -> None:
-    folder, model = saved
+def test_published_weights_are_loaded_from_a_folder(tmp_path: Path) -> None:
+    folder, model = tmp_path / "model", small("opt")
+    model.save_pretrained(folder)
     config = OmegaConf.load(CONF / "opt_1b.yaml")
     assert config.name == "facebook/opt-1.3b"
     loaded = hydra.utils.instantiate(config, name=str(folder), input_shape=(6,), num_outputs=300)
@@ -95,19 +87,12 @@ def test_published_weights_are_loaded_from_a_folder(saved) -> None:
         torch.testing.assert_close(loaded.eval()(tokens).logits, model(tokens).logits)
     double = pretrained_causal_language_model(name=str(folder), dtype="float64", input_shape=(6,), num_outputs=290)
     assert next(double.parameters()).dtype == torch.float64
-
-
-def test_what_does_not_fit_a_published_model_is_refused(saved, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, _ = saved
-    load = partial(pretrained_causal_language_model, name=str(folder))
-    with pytest.raises(ValueError, match="has 6 positions: choose sequence_length=6 or less"):
-        load(input_shape=(7,), num_outputs=300)
-    with pytest.raises(ValueError, match="has 300 tokens, but the tokenizer 301"):
-        load(input_shape=(6,), num_outputs=301)
-    with pytest.raises(ValueError, match="unknown dtype 'int8'"):
-        load(input_shape=(6,), num_outputs=300, dtype="int8")
-    with pytest.raises(FileNotFoundError, match=r"no model '.*nowhere': .*Check the name"):
-        pretrained_causal_language_model(name=str(folder / "nowhere"), input_shape=(6,), num_outputs=300)
+    load = partial(pretrained_causal_language_model, name=str(folder), num_outputs=300)
+    refuses("has 6 positions: choose sequence_length=6 or less", load, input_shape=(7,))
+    refuses("has 300 tokens, but the tokenizer 301", load, input_shape=(6,), num_outputs=301)
+    refuses("unknown dtype 'int8'", load, input_shape=(6,), dtype="int8")
+    nowhere = {"name": str(folder / "nowhere"), "error": FileNotFoundError}
+    refuses(r"no model '.*nowhere': .*Check the name", load, input_shape=(6,), **nowhere)
 
 
 # ------------------------------------------------------------------------------------ encoder-decoders
@@ -184,26 +169,21 @@ def test_adapters_leave_the_outputs_and_freeze_the_rest(model: EncoderDecoder, b
     assert model.generate(documents, max_length=3).shape[0] == 3
 
 
-def test_an_adapter_is_the_product_of_its_matrices(model: EncoderDecoder) -> None:
-    projection = model.model.encoder.block[0].layer[0].SelfAttention
-    before = projection.q.weight.clone()
-    add_adapters(model, rank=3, alpha=6, generator=torch.Generator().manual_seed(0))
-    adapter = projection.q
-    with torch.no_grad():
-        adapter.lora_B["default"].weight.normal_(generator=torch.Generator().manual_seed(1))
-    vector = torch.randn(1, 16, generator=torch.Generator().manual_seed(2))
-    changed = before + 6 / 3 * adapter.lora_B["default"].weight @ adapter.lora_A["default"].weight
-    torch.testing.assert_close(adapter(vector), vector @ changed.T)
-
-
-def test_adapters_start_as_the_generator_says() -> None:
+def test_adapters_are_products_of_matrices_that_start_as_the_generator_says() -> None:
     starts = []
     for seed in (0, 0, 1):
         model = small_t5(**SHAPE, num_layers=1, width=16, num_heads=2)
-        add_adapters(model, rank=2, alpha=2, generator=torch.Generator().manual_seed(seed))
+        projection = model.model.encoder.block[0].layer[0].SelfAttention
+        before = projection.q.weight.clone()
+        add_adapters(model, rank=2, alpha=6, generator=torch.Generator().manual_seed(seed))
         starts.append(torch.cat([p.flatten() for n, p in model.named_parameters() if "lora_A" in n]))
     assert starts[0].equal(starts[1])
     assert not starts[0].equal(starts[2])
+    adapter, vector = projection.q, torch.randn(1, 16)
+    with torch.no_grad():
+        adapter.lora_B["default"].weight.normal_()
+    changed = before + 6 / 2 * adapter.lora_B["default"].weight @ adapter.lora_A["default"].weight
+    torch.testing.assert_close(adapter(vector), vector @ changed.T)
 
 
 def test_a_saved_model_loads_with_its_weights(
@@ -216,25 +196,19 @@ def test_a_saved_model_loads_with_its_weights(
     loaded = instantiate(config, **SHAPE | {"num_outputs": V - 3}).eval()  # a model's vocabulary may be padded
     tokens = torch.cat([documents, read], dim=1)
     torch.testing.assert_close(loaded(tokens), model(tokens))
-    with pytest.raises(ValueError, match=r"does not fit the tokenizer \(41 tokens"):
-        pretrained_encoder_decoder(**SHAPE | {"num_outputs": V + 1}, name=str(tmp_path))
-    with pytest.raises(ValueError, match=r"padding 0.*use the model's own"):
-        pretrained_encoder_decoder(**SHAPE | {"padding": 0}, name=str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"no model '.*nothing'.*give the folder of a downloaded copy"):
-        pretrained_encoder_decoder(**SHAPE, name=str(tmp_path / "nothing"))
+    load = partial(pretrained_encoder_decoder, **SHAPE | {"name": str(tmp_path)})
+    refuses(r"does not fit the tokenizer \(41 tokens", load, num_outputs=V + 1)
+    refuses(r"padding 0.*use the model's own", load, padding=0)
+    text = r"no model '.*nothing'.*give the folder of a downloaded copy"
+    refuses(text, load, name=str(tmp_path / "nothing"), error=FileNotFoundError)
 
 
-def test_refuses_shapes_that_are_not_those_of_pairs() -> None:
-    small = {"num_layers": 1, "width": 16, "num_heads": 2}
-    with pytest.raises(ValueError, match=r"\(S, T\), got input_shape=\(1, 8, 8\): choose pairs"):
-        small_t5(**SHAPE | small | {"input_shape": (1, 8, 8)})
-    with pytest.raises(ValueError, match="width must be a multiple of num_heads, got 16 and 5"):
-        small_t5(**SHAPE | small | {"num_heads": 5})
-
-
-def test_the_small_model_builds_from_its_config() -> None:
+def test_the_small_model_builds_from_its_config_and_for_pairs_only() -> None:
     model = instantiate(OmegaConf.load(CONF / "t5.yaml"), **SHAPE)
     assert model(torch.full((2, S + T), 3)).shape == (2, T, V)
+    build = partial(small_t5, **SHAPE | {"num_layers": 1, "width": 16, "num_heads": 2})
+    refuses(r"\(S, T\), got input_shape=\(1, 8, 8\): choose pairs", build, input_shape=(1, 8, 8))
+    refuses("width must be a multiple of num_heads, got 16 and 5", build, num_heads=5)
 
 
 # --- Published weights
@@ -257,50 +231,37 @@ def test_data_parallel_prefix_is_dropped(tmp_path: Path) -> None:
         assert torch.equal(model.state_dict()[name], value)
 
 
-def test_plain_state_dict_without_a_hash_in_its_name(tmp_path: Path) -> None:
+def test_unreadable_or_unsafe_files_are_refused(tmp_path: Path) -> None:
     source, model = nn.Linear(3, 2), nn.Linear(3, 2)
-    torch.save(source.state_dict(), tmp_path / "own.th")
-    load_weights(model, tmp_path / "own.th")
+    path = tmp_path / "own.th"  # no hash in its name
+    torch.save(source.state_dict(), path)
+    load_weights(model, path)
     assert torch.equal(model.weight, source.weight)
+    for content in (b"", b"no checkpoint"):
+        path.write_bytes(content)
+        refuses(r"own.th' is no readable checkpoint", load_weights, model, path)
+    torch.save(source, path)  # a pickled module could run code
+    refuses(r"own.th' is no readable checkpoint", load_weights, model, path)
+    torch.save(torch.zeros(3), path)
+    refuses(r"own.th' holds a Tensor, not a state dict", load_weights, model, path)
 
 
-def test_damaged_file_is_noticed_by_its_hash(tmp_path: Path) -> None:
-    path = save(tmp_path, nn.Linear(3, 2).state_dict())
+def test_what_does_not_fit_or_is_damaged_is_refused_before_anything_is_copied(tmp_path: Path) -> None:
+    path, model = save(tmp_path, nn.Linear(3, 2).state_dict()), nn.Linear(3, 4)
+    before = model.weight.clone()
+    refuses(r"does not fit this Linear: weight has shape \(4, 3\) here and \(2, 3\)", load_weights, model, path)
+    assert torch.equal(model.weight, before)
+    smaller = nn.Linear(3, 2, bias=False)
+    refuses(r"not fit this Linear: bias has shape None here and \(2,\)", load_weights, smaller, path)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"net-.*\.th' is damaged: its sha256 starts with"):
-        load_weights(nn.Linear(3, 2), path)
-
-
-def test_unreadable_or_unsafe_files_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "own.th"
-    for content in (b"", b"no checkpoint"):
-        path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"own.th' is no readable checkpoint"):
-            load_weights(nn.Linear(3, 2), path)
-    torch.save(nn.Linear(3, 2), path)  # a pickled module could run code
-    with pytest.raises(ValueError, match=r"own.th' is no readable checkpoint"):
-        load_weights(nn.Linear(3, 2), path)
-    torch.save(torch.zeros(3), path)
-    with pytest.raises(ValueError, match=r"own.th' holds a Tensor, not a state dict"):
-        load_weights(nn.Linear(3, 2), path)
-
-
-def test_another_architecture_and_surplus_weights_are_refused_before_anything_is_copied(tmp_path: Path) -> None:
-    path = save(tmp_path, nn.Linear(3, 2).state_dict())
-    model = nn.Linear(3, 4)
-    before = model.weight.clone()
-    with pytest.raises(ValueError, match=r"does not fit this Linear: weight has shape \(4, 3\) here and \(2, 3\)"):
-        load_weights(model, path)
-    assert torch.equal(model.weight, before)
-    with pytest.raises(ValueError, match=r"does not fit this Linear: bias has shape None here and \(2,\)"):
-        load_weights(nn.Linear(3, 2, bias=False), path)
+    refuses(r"net-.*\.th' is damaged: its sha256 starts with", load_weights, nn.Linear(3, 2), path)
 
 
 def test_missing_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FileNotFoundError, match=r"looked for '.*own.th'\. Put the file there, set CURVLAB_DATA"):
-        ResNet20((3, 32, 32), 10, weights=tmp_path / "own.th")
+    own, text = tmp_path / "own.th", r"looked for '.*own.th'\. Put the file there, set CURVLAB_DATA"
+    refuses(text, ResNet20, (3, 32, 32), 10, weights=own, error=FileNotFoundError)
     refused = "http://127.0.0.1:1/resnet20-12fca82f.th"
     monkeypatch.setattr(resnets, "PRETRAINED_URL", refused)
     text = r"looked for '.*resnet20-12fca82f.th', and the download from .* failed: .*refused.*model.weights=null"

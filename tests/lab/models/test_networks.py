@@ -30,10 +30,7 @@ from curvlab.lab.models import (
     resnet50,
     through_resnet20,
 )
-
-
-def num_parameters(model: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+from tests.refusals import refuses
 
 
 @pytest.mark.parametrize(
@@ -70,16 +67,13 @@ def test_outputs_and_number_of_parameters(factory, input_shape, num_outputs: int
         alone = model(inputs[1:2])
     assert outputs.shape == (3, num_outputs)
     torch.testing.assert_close(outputs[1:2], alone, rtol=1e-3, atol=1e-4)
-    assert num_parameters(model) == expected
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected
 
 
 def test_mlp_settings() -> None:
-    linear = MLP((4,), 2, hidden_sizes=[])
-    weight, bias = linear.parameters()
-    inputs = torch.randn(5, 4)
+    linear, tanh = MLP((4,), 2, hidden_sizes=[]), MLP((4,), 2, hidden_sizes=[3], activation="tanh")
+    (weight, bias), (w1, b1, w2, b2), inputs = linear.parameters(), tanh.parameters(), torch.randn(5, 4)
     torch.testing.assert_close(linear(inputs), inputs @ weight.T + bias)
-    tanh = MLP((4,), 2, hidden_sizes=[3], activation="tanh")
-    w1, b1, w2, b2 = tanh.parameters()
     torch.testing.assert_close(tanh(inputs), torch.tanh(inputs @ w1.T + b1) @ w2.T + b2)
 
 
@@ -109,8 +103,7 @@ PUBLISHED = "IMAGENET1K_V1"
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(factory, input_shape, settings: dict, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        factory(input_shape=input_shape, num_outputs=10, **settings)
+    refuses(text, factory, input_shape=input_shape, num_outputs=10, **settings)
 
 
 def test_torchvision_weights_that_cannot_be_had(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,8 +112,8 @@ def test_torchvision_weights_that_cannot_be_had(tmp_path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", refuse)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"IMAGENET1K_V1 are not in .* cache, .*Connection refused"):
-        resnet18((3, 64, 64), 1000, weights="IMAGENET1K_V1")
+    text = r"IMAGENET1K_V1 are not in .* cache, .*Connection refused"
+    refuses(text, resnet18, (3, 64, 64), 1000, weights=PUBLISHED, error=FileNotFoundError)
 
 
 def test_the_cifar_stem_keeps_the_size() -> None:
@@ -193,32 +186,24 @@ def test_weights_follow_from_the_generator_alone(factory) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_generator_gives_other_weights_the_second_time() -> None:
-    generator = torch.Generator().manual_seed(0)
-    models = [build_model(MLP, input_shape=(2,), num_outputs=1, generator=generator) for _ in range(2)]
-    assert not torch.equal(*(parameters_to_vector(model.parameters()) for model in models))
-
-
-def test_the_global_state_comes_back_after_an_error() -> None:
+def test_a_generator_moves_on_and_the_global_state_comes_back_after_an_error() -> None:
     before = torch.get_rng_state()
+    settings = {"input_shape": (2,), "num_outputs": 1, "generator": torch.Generator().manual_seed(0)}
+    models = [build_model(MLP, **settings) for _ in range(2)]
+    assert not torch.equal(*(parameters_to_vector(model.parameters()) for model in models))
 
     def factory(input_shape, num_outputs):
         torch.rand(3)
         raise RuntimeError("stop")
 
-    with pytest.raises(RuntimeError, match="stop"):
-        build_model(factory, input_shape=(2,), num_outputs=1, generator=torch.Generator().manual_seed(0))
+    refuses("stop", build_model, factory, **settings, error=RuntimeError)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-SIZES = [64, 256, 256, 256, 256, 10]
 
 
 def spread(model: nn.Module) -> float:
     """Return the standard deviation over inputs of the last hidden layer's input to its sigmoid."""
-    layers = list(model.layers)[:-2]  # type: ignore[arg-type]
     x = torch.rand(500, 64, generator=torch.Generator().manual_seed(1))
-    for layer in layers:
+    for layer in list(model.layers)[:-2]:  # type: ignore[arg-type]
         x = layer(x)
     return float(x.std(0).mean())
 
@@ -227,7 +212,7 @@ def test_signals_pass_through_as_they_do_not_by_default() -> None:
     generator = torch.Generator().manual_seed(0)
     models = {}
     for name, factory in (("sigmoid", SigmoidMLP), ("default", partial(MLP, activation="sigmoid"))):
-        build = partial(factory, hidden_sizes=SIZES[1:-1])
+        build = partial(factory, hidden_sizes=[256] * 4)
         models[name] = build_model(build, input_shape=(64,), num_outputs=10, generator=generator)
     with torch.no_grad():
         assert spread(models["sigmoid"]) > 0.1  # of the inputs: 0.29

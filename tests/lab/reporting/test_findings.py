@@ -21,6 +21,7 @@ from curvlab.lab.reporting.forest import forest, paper_words
 from curvlab.lab.reporting.readme import PARTS, WORDS, Board, filled_readme, peers, with_words
 from curvlab.lab.reporting.results import read_results
 from curvlab.lab.targets.target import PRESETS, ROOT, all_targets, paper_titles
+from tests.refusals import refuses
 
 # --- One verdict and one sentence for each headline: the rule, the numbers of sentences, and the committed ones
 CLAIM = Claim("c", "It holds.", "Sec. 1", "0.93 (Pearson)", "correlation", Criterion(at_least=0.9))
@@ -66,31 +67,16 @@ def test_a_name_with_stars_stands_for_many_claims() -> None:
     many = {"a/b/c-1": HELD["a/b/c"], "a/b/c-2": low, "a/b/d": low, "a/b/c-3": out_of_reach(CLAIM, "No GPU.")}
     told = tell("a", "{b/c-*:largest}, {b/c-*:count}, {b/c-*:count not reproduced}, {b/x*:largest}", many)
     assert told == f"0.95, 2, 1, {NO_VALUE}"
-    with pytest.raises(ValueError, match="forms largest, count and count VERDICT, not '%'"):
-        tell("a", "{b/c-*:%}", many)
+    refuses("forms largest, count and count VERDICT, not '%'", tell, "a", "{b/c-*:%}", many)
 
 
 def test_an_unknown_form_is_named() -> None:
-    with pytest.raises(ValueError, match=r"\{b/c:pct\}: after a colon stands one of .*interval"):
-        tell("a", "{b/c:pct}", HELD)
+    refuses(r"\{b/c:pct\}: after a colon stands one of .*interval", tell, "a", "{b/c:pct}", HELD)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (0.0123, "0.012"),
-        (-0.32, "−0.32"),
-        (7.71, "7.7"),
-        (0.99964, "0.9996"),
-        (1.0, "1"),
-        (52.77, "53"),
-        (1057.2, "1,057"),
-        (4e-16, "4e-16"),
-    ],
-)
-def test_numbers_have_two_digits(value: float, text: str) -> None:
-    assert written(value) == text
+def test_numbers_have_two_digits() -> None:
+    values = [0.0, 0.0123, -0.32, 7.71, 0.99964, 1.0, 52.77, 1057.2, 4e-16]
+    assert [*map(written, values)] == ["0", "0.012", "−0.32", "7.7", "0.9996", "1", "53", "1,057", "4e-16"]
 
 
 @pytest.fixture(scope="module")
@@ -159,21 +145,15 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
         return [each.verdict for name, each in claims.items() if name.startswith(start)]
 
     folders = [own for own in read_results(ROOT / "results") if own.preset == "laptop"]
-    batch = {
-        each.claim.id: each.verdict
-        for own in folders
-        if own.key in ("lissa/fig1", "lissa/fig2")
-        for each in own.claims
-    }
+    figures = [own for own in folders if own.key in ("lissa/fig1", "lissa/fig2")]
+    batch = {each.claim.id: each.verdict for own in figures for each in own.claims}
     batch = {name: verdict for name, verdict in batch.items() if re.match("(recipe-)?converges-", name)}
     early = [verdict for name, verdict in batch.items() if "-early" in name]
     assert sorted(early) == [NOT_REPRODUCED, REPRODUCED, REPRODUCED]
     assert {verdict for name, verdict in batch.items() if "-early" not in name} == {NOT_REPRODUCED}
     assert "on two of three networks stopped early, on none that converged, on MNIST and CIFAR." in told
-    assert [verdicts(f"ginger/tab2/ginger-above-qng-{of}")[0] for of in ("full", "lora")] == [
-        NOT_REPRODUCED,
-        REPRODUCED,
-    ]
+    above = [verdicts(f"ginger/tab2/ginger-above-qng-{of}")[0] for of in ("full", "lora")]
+    assert above == [NOT_REPRODUCED, REPRODUCED]
     assert "and tuned above QNG's, only with LoRA." in told
     assert verdicts("ngd/fig7/llc-increases-sgd") == [UNDECIDED]
     (ngd,) = (own for own in folders if own.key == "ngd/fig1")
@@ -233,17 +213,12 @@ def test_a_number_that_the_paper_does_not_state_is_refused(tmp_path: Path) -> No
     headline = {"says": "a", "claims": ["tab5/no-gaps-*"], "short": "a", "finding": "b", "number": 0.123}
     headline["shown"] = "tab5/no-gaps-logistic-pima-diabetes"
     path.write_text(yaml.safe_dump({"pbrf": {"says": "", "found": "", "picture": "", "headlines": [headline]}}))
-    with pytest.raises(ValueError, match=r"number: 0\.123 stands in no paper_value of its claims"):
-        find(read_results(ROOT / "results"), path)
+    refuses(r"number: 0\.123 stands in no paper_value of its claims", find, read_results(ROOT / "results"), path)
 
-
-@pytest.mark.parametrize("content", ["[", "lissa: 3", "lissa: {says: x}", "- a"])
-def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
-    (tmp_path / "headlines.yaml").write_text(content)
-    with pytest.raises(
-        ValueError, match=r"(?s)headlines\.yaml is damaged .*each paper needs says, found, picture"
-    ):
-        find(read_results(ROOT / "results"), tmp_path / "headlines.yaml")
+    for content in ("[", "lissa: 3", "lissa: {says: x}", "- a"):
+        path.write_text(content)
+        text = r"(?s)headlines\.yaml is damaged .*each paper needs says, found, picture"
+        refuses(text, find, read_results(ROOT / "results"), path)
 
 
 def test_the_picture_and_the_readme_are_those_of_the_results(committed, tmp_path: Path) -> None:
@@ -253,15 +228,11 @@ def test_the_picture_and_the_readme_are_those_of_the_results(committed, tmp_path
     texts = {text.get_text(): text.get_color() for text in picture.axes[0].texts}
     assert all(finding.headline.says in texts for finding in findings)
     beside = [text.get_text() for text in picture.axes[0].texts if text.get_text().startswith("paper: ")]
-    assert len(beside) == sum(finding.shown is not None for finding in findings), (
-        "every row says what the paper has"
-    )
-    colors = {
-        finding.verdict: {texts[each] for each in texts if each.startswith(f"{finding.verdict} (")}
-        for finding in findings
-    }
-    assert len(set().union(*colors.values())) == len(colors)
-    assert all(len(own) == 1 for own in colors.values())
+    assert len(beside) == sum(finding.shown is not None for finding in findings), "every row says the paper's"
+    verdicts = {finding.verdict for finding in findings}
+    colors = [{texts[each] for each in texts if each.startswith(f"{verdict} (")} for verdict in verdicts]
+    assert len(set().union(*colors)) == len(colors)
+    assert all(len(own) == 1 for own in colors)
     picture.canvas.draw()
     boxes = [text.get_window_extent() for text in picture.axes[0].texts]
     assert all(box.x0 >= 0 and box.x1 <= picture.bbox.width for box in boxes), "no text is cut"
@@ -275,8 +246,7 @@ def test_the_picture_and_the_readme_are_those_of_the_results(committed, tmp_path
         text = (ROOT / document).read_text(encoding="utf-8")
         assert filled_readme(text, folders, committed, document) == text, f"run `make report`: {document} is stale"
         assert NO_VALUE not in text
-    with pytest.raises(ValueError, match="lacks the line"):
-        filled_readme("", folders, committed)
+    refuses("lacks the line", filled_readme, "", folders, committed)
 
 
 def test_every_row_of_the_picture_has_its_preset_and_its_claims_numbers(committed) -> None:
@@ -356,8 +326,7 @@ def test_the_board_reads_its_tasks_and_methods_from_the_tables() -> None:
         tasks = [task for task, method in cost.index if method == "SOURCE with exact segments"]
         ratios += [cost[task, "SOURCE with exact segments"] / cost[task, board.ours] for task in tasks]
     assert board.dearer("SOURCE with exact segments") == f"{min(ratios):.0f} to {max(ratios):.0f}"
-    with pytest.raises(ValueError, match="the board has no 'voodoo', but"):
-        Board(folders, {"x": ["voodoo", "voodoo"]}, ours="x")
+    refuses("the board has no 'voodoo', but", Board, folders, {"x": ["voodoo", "voodoo"]}, ours="x")
 
 
 def test_each_library_stands_beside_the_exact_scores_of_its_own_matrix() -> None:
@@ -373,20 +342,12 @@ def test_each_library_stands_beside_the_exact_scores_of_its_own_matrix() -> None
     assert f" | {last.lds.iloc[1]:.2f} ({last.lds_low.iloc[1]:.2f}–" in lines[-1]
 
 
-@pytest.mark.parametrize(
-    ("value", "numbers", "words"),
-    [
-        (2.0, [], "paper: 2"),
-        (None, [], "paper: no number"),
-        ("higher, no number", [], "paper: higher"),
-        ("word " * 30, [], "paper: no number"),  # never a part of what it says
-        ("word " * 30, [0.9, 0.98], "paper: 0.9 to 0.98"),
-    ],
-)
-def test_the_papers_words_beside_the_picture_are_whole(
-    value: float | str | None, numbers: list[float], words: str
-) -> None:
-    assert paper_words(value, numbers) == words
+def test_the_papers_words_beside_the_picture_are_whole() -> None:
+    assert paper_words(2.0, []) == "paper: 2"
+    assert paper_words(None, []) == "paper: no number"
+    assert paper_words("higher, no number", []) == "paper: higher"
+    assert paper_words("word " * 30, []) == "paper: no number"  # never a part of what it says
+    assert paper_words("word " * 30, [0.9, 0.98]) == "paper: 0.9 to 0.98"
 
 
 # --- What W&B is told to show: rebuilt equal without an account, and nothing of an account in it

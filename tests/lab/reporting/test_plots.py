@@ -21,6 +21,11 @@ from curvlab.lab.names import for_readers, name_tasks, reader_names
 from curvlab.lab.reporting import plots
 
 
+@pytest.fixture
+def ax() -> Axes:
+    return plots.figure()[1][0, 0]
+
+
 # --- Plots
 def test_figure_returns_a_grid_and_leaves_the_settings_alone() -> None:
     before = dict(mpl.rcParams)
@@ -99,16 +104,14 @@ def test_pale_bands_keep_their_hue() -> None:
         assert np.abs(kept[band] - pale).max() <= 6
 
 
-def test_lines_without_a_color_are_greys() -> None:
-    ax = plots.figure()[1][0, 0]
+def test_lines_without_a_color_are_greys(ax: Axes) -> None:
     assert [ax.plot([0, 1], [k, k])[0].get_color() for k in range(3)] == plots.shades(5)[:3]
     assert plots.shades(0) == []
     greys = [to_rgb(color) for color in plots.shades(5)]
     assert [min(grey) for grey in greys] == [max(grey) for grey in greys] == sorted({max(grey) for grey in greys})
 
 
-def test_measured_points_have_bars_of_95_percent() -> None:
-    ax = plots.figure()[1][0, 0]
+def test_measured_points_have_bars_of_95_percent(ax: Axes) -> None:
     plots.measured(ax, [1.0, 2.0], [3.0, 4.0], [0.5, 0.0], color="black", label="points")
     (bars,) = ax.containers[0].lines[2]
     first = bars.get_segments()[0]
@@ -116,8 +119,7 @@ def test_measured_points_have_bars_of_95_percent() -> None:
     assert ax.get_legend_handles_labels()[1] == ["points"]
 
 
-def test_identity_line_stays_within_the_data() -> None:
-    ax = plots.figure()[1][0, 0]
+def test_identity_line_stays_within_the_data(ax: Axes) -> None:
     ax.scatter([0.0, 10.0], [-1.0, 2.0])
     limits = ax.get_xlim(), ax.get_ylim()
     plots.identity_line(ax)
@@ -126,9 +128,7 @@ def test_identity_line_stays_within_the_data() -> None:
     assert list(x) == list(y) == [limits[0][0], limits[1][1]]
 
 
-def test_an_interval_over_seeds_has_three() -> None:
-    figure, axes = plots.figure(1, 1)
-    ax = axes[0, 0]
+def test_an_interval_over_seeds_has_three(ax: Axes) -> None:
     x, y = [0, 0, 0, 1, 1, 2, 2], [1.0, 2.0, 3.0, 5.0, 7.0, 4.0, np.nan]
     plots.seeds_around_mean(ax, x, y, color="black")
     band, line, dots = ax.collections
@@ -140,13 +140,10 @@ def test_an_interval_over_seeds_has_three() -> None:
     np.testing.assert_array_equal(dots.get_offsets(), [[1, 5], [1, 7]])
     plots.seeds_around_mean(ax, x, y, color="black", least=0.2)
     assert ax.collections[3].get_paths()[0].vertices[:, 1].min() == pytest.approx(0.4)
-    figure.clear()
 
 
 @pytest.mark.parametrize("scale", ["linear", "log"])
-def test_counts_stand_below_all_that_is_drawn_where_not_every_seed_counts(scale: str) -> None:
-    _, axes = plots.figure()
-    ax = axes[0, 0]
+def test_counts_stand_below_all_that_is_drawn_where_not_every_seed_counts(ax: Axes, scale: str) -> None:
     ax.set_yscale(scale)
     ax.plot([1, 2], [3.0, 5.0])
     low, high = ax.get_ylim()
@@ -154,20 +151,15 @@ def test_counts_stand_below_all_that_is_drawn_where_not_every_seed_counts(scale:
     plots.counts_at_foot(ax, [1, 1], [True, True], color="green")  # no row
     plots.counts_at_foot(ax, [2, 2], [False, True], color="blue")
     written = [(*text.get_position(), text.get_text(), text.get_color()) for text in ax.texts]
-    assert [(x, text, color) for x, _, text, color in written] == [
-        (1, "1", "red"),
-        (4, "0", "red"),
-        (2, "1", "blue"),
-    ]
+    expected = [(1, "1", "red"), (4, "0", "red"), (2, "1", "blue")]
+    assert [(x, text, color) for x, _, text, color in written] == expected
     heights = [y for _, y, _, _ in written]
     assert ax.get_ylim()[0] < heights[2] < heights[1] == heights[0] < low
     assert ax.get_ylim()[1] == pytest.approx(high)
     assert ax.get_xlim()[1] >= 4  # shown, though nothing is drawn there
 
 
-def test_a_logarithmic_axis_of_less_than_a_decade_has_several_labels() -> None:
-    _, axes = plots.figure()
-    ax = axes[0, 0]
+def test_a_logarithmic_axis_of_less_than_a_decade_has_several_labels(ax: Axes) -> None:
     ax.plot([0.07, 0.15], [0, 1])
     ax.set_xscale("log")
     plots.readable_log(ax.xaxis)
@@ -190,11 +182,6 @@ def test_a_title_that_reaches_into_its_neighbours_is_broken_into_lines(tmp_path:
 
 # --- Panels draw the numbers of their columns: offsets, line data, legend entries of one made-up table
 @pytest.fixture
-def ax() -> Axes:
-    return plots.figure()[1][0, 0]
-
-
-@pytest.fixture
 def seeds() -> pd.DataFrame:
     """Three seeds of two optimizers at two epochs: means 2 and 4 of sgd, 20 and 40 of ngd."""
     rows = [
@@ -208,6 +195,12 @@ def seeds() -> pd.DataFrame:
 
 def labels(ax: Axes) -> list[str]:
     return ax.get_legend_handles_labels()[1]
+
+
+def bars_of(ax: Axes) -> list[np.ndarray]:
+    """Segments of the one collection of error bars."""
+    (bars,) = (entry for entry in ax.collections if hasattr(entry, "get_segments"))
+    return bars.get_segments()
 
 
 def test_lines_are_means_with_t_intervals(ax: Axes, seeds: pd.DataFrame) -> None:
@@ -234,8 +227,7 @@ def test_bars_of_lines_are_the_columns(ax: Axes, given: dict[str, str]) -> None:
     table = pd.DataFrame({"x": [1, 3], "y": [5.0, 6.0], "stderr": [1.0, 2.0]})
     table = table.assign(low=table.y - 1.96 * table.stderr, high=table.y + 1.96 * table.stderr)
     panels.lines(ax, table, x="x", y="y", label="ours", bars=True, linestyle="none", **given)
-    (bar,) = (entry for entry in ax.collections if hasattr(entry, "get_segments"))
-    assert_allclose(bar.get_segments(), [[[1, 3.04], [1, 6.96]], [[3, 2.08], [3, 9.92]]])
+    assert_allclose(bars_of(ax), [[[1, 3.04], [1, 6.96]], [[3, 2.08], [3, 9.92]]])
     assert labels(ax) == ["ours"]
 
 
@@ -244,8 +236,7 @@ def test_seeds_are_dots_beside_bars_of_their_t_interval(ax: Axes, seeds: pd.Data
     panels.lines(ax, one, x="epoch", y="loss", bars=True, seeds=True)
     assert_allclose(ax.collections[0].get_offsets(), [[1, 1], [1, 2], [1, 3]])
     interval = t_interval([1.0, 2.0, 3.0])
-    (bar,) = (entry for entry in ax.collections if hasattr(entry, "get_segments"))
-    assert_allclose(bar.get_segments(), [[[1, interval.low], [1, interval.high]]])
+    assert_allclose(bars_of(ax), [[[1, interval.low], [1, interval.high]]])
 
 
 def test_log_log_names_the_slope(ax: Axes) -> None:
@@ -285,8 +276,7 @@ def test_bars_stand_at_their_names_with_the_papers_beside(ax: Axes, upright: boo
     assert [getattr(patch, length)() for patch in ax.patches] == [2, 3, 7, 8]
     shown = (ax.get_xticklabels if upright else ax.get_yticklabels)()
     assert [text.get_text() for text in shown] == ["mlp", "lenet"]
-    ends = next(entry for entry in ax.collections if hasattr(entry, "get_segments")).get_segments()
-    assert_allclose(np.array(ends)[:, :, 1 if upright else 0], [[1.5, 2.5], [2, 5]])
+    assert_allclose(np.array(bars_of(ax))[:, :, 1 if upright else 0], [[1.5, 2.5], [2, 5]])
     marks = [entry for entry in ax.collections if not hasattr(entry, "get_segments")]
     assert 2.2 in np.asarray(marks[0].get_offsets())
     assert set(labels(ax)) == {"measured", "twice", "the paper's"}
@@ -304,8 +294,7 @@ def test_forest_has_the_interval_and_the_papers_value(ax: Axes) -> None:
     table = pd.DataFrame({"name": ["first", "second"], "value": [1.0, 2.0], "low": [0.5, 1.5], "high": [1.1, 4.0]})
     table = table.assign(printed=[3.0, np.nan], lost=[True, False])
     panels.forest(ax, table, name="name", value="value", low="low", high="high", paper="printed", hollow="lost")
-    (bar,) = (entry for entry in ax.collections if hasattr(entry, "get_segments"))
-    assert_allclose(bar.get_segments(), [[[0.5, 0], [1.1, 0]], [[1.5, 1], [4, 1]]])
+    assert_allclose(bars_of(ax), [[[0.5, 0], [1.1, 0]], [[1.5, 1], [4, 1]]])
     assert [3.0, 0.0] in np.asarray(ax.collections[-1].get_offsets()).tolist()
     ring = ax.lines[-1]
     assert_allclose(ring.get_xydata(), [[1, 0]])
@@ -343,28 +332,21 @@ def test_a_figure_of_rows_has_one_legend_below(seeds: pd.DataFrame) -> None:
     assert [text.get_text() for text in legend.get_texts()] == ["SGD", "as stated", "NGD"]
     assert legend.get_title().get_text() == "bands: 95 %"
     ax = figure.axes[0]
-    assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title(), ax.get_yscale()) == (
-        "epoch",
-        "loss (nats)",
-        "sgd",
-        "log",
-    )
+    words = [ax.get_xlabel(), ax.get_ylabel(), ax.get_title(), ax.get_yscale()]
+    assert words == ["epoch", "loss (nats)", "sgd", "log"]
 
 
 def test_counts_are_of_the_seeds_that_count(ax: Axes, seeds: pd.DataFrame) -> None:
     table = seeds.assign(valid=seeds.seed > 0, loss=seeds.loss.where(seeds.epoch == 1))
     panels.lines(ax, table, x="epoch", y="loss", by="optimizer")
     panels.counts(ax, table[table.epoch == 1], x="epoch", valid="valid", by="optimizer")
-    assert [(text.get_text(), text.get_color()) for text in ax.texts] == [
-        ("2", panels.COLORS["sgd"]),
-        ("2", panels.COLORS["ngd"]),
-    ]
+    assert [text.get_text() for text in ax.texts] == ["2", "2"]
+    assert [text.get_color() for text in ax.texts] == [panels.COLORS["sgd"], panels.COLORS["ngd"]]
 
 
 def test_tasks_have_a_readers_name_that_tells_them_apart() -> None:
-    said = reader_names(
-        ["mlp-64-64-mnist-early-curvature-3000", "resnet20-cifar10-curvature-200", "the loss moves"]
-    )
+    early = "mlp-64-64-mnist-early-curvature-3000"
+    said = reader_names([early, "resnet20-cifar10-curvature-200", "the loss moves"])
     assert list(said.values()) == ["MLP on MNIST, stopped early", "ResNet-20 on CIFAR-10", "the loss moves"]
     alike = reader_names(["mlp-64-64-relu-digits", "mlp-64-64-tanh-digits-1000", "exact-ngd-6-6-digits-640"])
     assert list(alike.values()) == [

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import hydra
@@ -9,6 +10,7 @@ import pytest
 
 from curvlab.lab import ConfigurationError, all_targets, load_config
 from curvlab.lab.runs.overrides import checked_config, expand
+from tests.refusals import refuses
 
 ROOT = Path(__file__).parents[3]
 FIG1, FIG6, TAB6 = (all_targets()[key] for key in ("lissa/fig1", "ngd/fig6", "pbrf/tab6"))
@@ -33,15 +35,8 @@ def test_task_names_the_one_that_is_run() -> None:
 
 
 def test_long_forms_work_as_hydra_has_them() -> None:
-    cfg = load_config(
-        FIG6,
-        [
-            "preset=smoke",
-            "seeds=[1,2,3]",
-            "tasks.ffnn_8_digits_200.data.num_train=70",
-            "data@tasks.ffnn_8_digits_200.data=breast_cancer",
-        ],
-    )
+    own = "tasks.ffnn_8_digits_200.data"
+    cfg = load_config(FIG6, ["preset=smoke", "seeds=[1,2,3]", f"{own}.num_train=70", f"data@{own}=breast_cancer"])
     assert list(cfg.seeds) == [1, 2, 3]
     assert cfg.tasks.ffnn_8_digits_200.data.num_train == 70
 
@@ -75,8 +70,8 @@ def test_what_stands_beside_the_tasks_is_left_as_typed() -> None:
     ],
 )
 def test_mistyped_forms_and_half_tasks_are_refused(target: str, override: str, text: str) -> None:
-    with pytest.raises(ConfigurationError, match=text):
-        load_config(target, ["preset=smoke", override] if target == TAB6 else [override])
+    preset = ["preset=smoke"] if target == TAB6 else []
+    refuses(text, load_config, target, [*preset, override], error=ConfigurationError)
 
 
 ADDED = "+task@tasks.mlp_16_16_digits_300=mlp_16_16_digits_300"
@@ -94,10 +89,10 @@ def test_short_forms_beside_a_sweep_and_beside_a_mistyped_key() -> None:
         given = expand("rank1/fisher", ["preset=smoke", "seed=0,1", "num_seeds=2,3", "data.num_train=50"])
         assert given["tasks.mlp_2_diabetes_20.data.num_train=50"] == "data.num_train=50"
         assert "seed=0,1" in given
-        with pytest.raises(ConfigurationError, match=r"unknown key 'solver.damping'; did you mean 'damping'"):
-            expand("lissa/fig1", ["model=lenet", "solver.damping=0.1"])
-        with pytest.raises(ConfigurationError, match="damping_ratio must be at least 0"):
-            checked_config("lissa/fig1", ["damping_ratio=0.1,-1e-3"], multirun=True)
+        refused, mistyped = partial(refuses, error=ConfigurationError), ["model=lenet", "solver.damping=0.1"]
+        refused(r"unknown key 'solver.damping'; did you mean 'damping'", expand, "lissa/fig1", mistyped)
+        swept = checked_config, "lissa/fig1", ["damping_ratio=0.1,-1e-3"]
+        refused("damping_ratio must be at least 0", *swept, multirun=True)
 
 
 @pytest.mark.parametrize(
@@ -121,30 +116,21 @@ def test_short_forms_beside_a_sweep_and_beside_a_mistyped_key() -> None:
         ("seed=true", "seed=true is no seed"),
         ("device=gpu", "device=gpu is no device: it must be auto, cpu, cuda"),
         ("tasks=mlp", "named by task=NAME"),
+        ("trainig.lr=1", r"unknown key 'trainig.lr'; did you mean 'training.lr'\?"),  # of every task
         ("results=/tmp/mine", "results=/tmp/mine: results holds root; set one of these, as results.root=..."),
     ],
 )
 def test_numbers_that_no_target_can_work_with_are_refused(override: str, text: str) -> None:
-    with pytest.raises(ConfigurationError, match=text):
-        load_config(FIG1, [override])
+    refuses(text, load_config, FIG1, [override], error=ConfigurationError)
 
 
 def test_other_numbers_and_what_is_no_number_are_left_alone() -> None:
-    for override in (
-        "data.num_train=null",
-        "rates.low=${rates.high}",
-        "llc.num_burnin_steps=0",
-        "after.llc_epochs=[1]",
-    ):
+    others = "data.num_train=null", "rates.low=${rates.high}", "llc.num_burnin_steps=0", "after.llc_epochs=[1]"
+    for override in others:
         load_config(FIG6, [override])
     load_config(all_targets()["lissa/fig3"], ["preset=paper", "data.column=content"])
     cfg = load_config(FIG1, ["training.lr=1e-9"])
     assert {task.training.lr for task in cfg.tasks.values()} == {1e-9}
-
-
-def test_a_mistyped_part_of_every_task_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"unknown key 'trainig.lr'; did you mean 'training.lr'\?"):
-        load_config(FIG1, ["trainig.lr=1"])
 
 
 def test_a_refusal_comes_before_torch_is_loaded() -> None:

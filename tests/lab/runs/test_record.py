@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from curvlab.lab.runs import over_ranks
 from curvlab.lab.runs.overrides import ConfigurationError
 from curvlab.lab.runs.record import Commit, grouped, read_commit, read_record, recorded_units, sign, without_paths
 from curvlab.lab.runs.tracking import Tracker, start_tracker
+from tests.refusals import refuses
 from tests.warm import Warm
 
 
@@ -35,20 +37,12 @@ def test_who_judged_and_drew_stands_apart_from_who_computed(tmp_path: Path) -> N
     }
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [
-        (None, "missing: its run was stopped, or never made"),
-        ("{", "damaged .*run the target again"),
-        ("[]", "no keys"),
-    ],
-)
-def test_missing_and_damaged_records_say_what_to_do(tmp_path: Path, content: str | None, text: str) -> None:
-    if content is not None:
+def test_missing_and_damaged_records_say_what_to_do(tmp_path: Path) -> None:
+    refuses("missing: its run was stopped, or never made", read_record, tmp_path)
+    for content, text in (("{", "damaged .*run the target again"), ("[]", "no keys")):
         (tmp_path / "run.json").write_text(content)
-    with pytest.raises(ValueError, match=text):
-        read_record(tmp_path)
-    assert recorded_units(tmp_path) is None
+        refuses(text, read_record, tmp_path)
+        assert recorded_units(tmp_path) is None
 
 
 def test_a_variation_expects_as_many_units_as_its_preset(tmp_path: Path) -> None:
@@ -61,10 +55,8 @@ def test_a_variation_expects_as_many_units_as_its_preset(tmp_path: Path) -> None
 def test_units_are_together_where_all_but_their_sums_is_the_same() -> None:
     unit = {"name": "toy", "commit": "a", "seconds": 1.0, "num_matvecs": 2}
     other = unit | {"commit": "b"}
-    assert grouped([unit, other, unit]) == [
-        unit | {"count": 2, "seconds": 2.0, "num_matvecs": 4},
-        other | {"count": 1},
-    ]
+    twice = {"count": 2, "seconds": 2.0, "num_matvecs": 4}
+    assert grouped([unit, other, unit]) == [unit | twice, other | {"count": 1}]
 
 
 def git(*arguments: str) -> str:
@@ -88,42 +80,35 @@ def test_commit_and_cleanliness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert read_commit().clean is True  # results are what is made, not what makes
     (tmp_path / "new.py").write_text("")
     assert read_commit().clean is False
-
-
-def test_without_git_or_repository_it_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.chdir(tmp_path.parent)  # no repository, and no git
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parents[1]))
     assert read_commit() == Commit("unknown", "unknown")
     monkeypatch.setenv("PATH", "")
     assert read_commit() == Commit("unknown", "unknown")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("/mnt/My Disk/x", "<path>"),
-        ("../elsewhere", "<path>"),
-        ("~/x", "<path>"),
-        ("file:///home/jane/x", "<path>"),
-        ("python x.py data.file=/home/jane/x.csv seed=1", "python x.py data.file=<path> seed=1"),
-        ("a=[/home/jane/x,../y] b", "a=[<path>,<path>] b"),
-        ("results/lissa/fig1", "results/lissa/fig1"),
-        ("./data", "./data"),
-        ("train/test, 1/2 and / or", "train/test, 1/2 and / or"),
-        ("https://example.org/x/y", "https://example.org/x/y"),
-    ],
-)
-def test_only_paths_of_the_machine_leave(text: str, expected: str) -> None:
-    assert without_paths({"a": [text]}) == {"a": [expected]}
-
-
-def test_numbers_stay() -> None:
-    assert without_paths({"a": [1, 2.5, None, True]}) == {"a": [1, 2.5, None, True]}
+def test_only_paths_of_the_machine_leave() -> None:
+    leave = ["/mnt/My Disk/x", "../elsewhere", "~/x", "file:///home/jane/x"]
+    within = ["python x.py data.file=/home/jane/x.csv seed=1", "a=[/home/jane/x,../y] b"]
+    stay = [
+        "results/lissa/fig1",
+        "./data",
+        "train/test, 1/2 and / or",
+        "https://example.org/x/y",
+        1,
+        2.5,
+        None,
+        True,
+    ]
+    found = without_paths({"a": [*leave, *within, *stay]})["a"]
+    assert found[:4] == ["<path>"] * 4
+    assert found[4:] == ["python x.py data.file=<path> seed=1", "a=[<path>,<path>] b", *stay]
 
 
 # --- Trackers
 RUN = {"name": "toy-fig1 smoke", "group": "toy", "job_type": "toy-fig1", "tags": ["smoke"], "config": {"seed": 0}}
 WANDB = {"name": "wandb", "mode": "offline", "project": "curvlab", "entity": None, "folder": "outputs"}
+TRACKIO = {"name": "trackio", "project": "curvlab", "folder": "outputs"}
 
 OFFLINE = """
 import sys
@@ -164,28 +149,20 @@ def test_none_needs_no_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_wandb_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigurationError, match=r'pip install "curvlab\[wandb\]", or .*tracker=none'):
-        start(**WANDB)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_missing_trackio_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "trackio", None)
+@pytest.mark.parametrize("settings", [WANDB, TRACKIO], ids=["wandb", "trackio"])
+def test_a_missing_tracker_says_what_to_install(tmp_path: Path, monkeypatch, settings: dict[str, Any]) -> None:
+    monkeypatch.setitem(sys.modules, settings["name"], None)
     monkeypatch.setenv("TRACKIO_DIR", "")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigurationError, match=r'pip install "curvlab\[trackio\]", or .*tracker=none'):
-        start(name="trackio", project="curvlab", folder="outputs")
+    text = rf'pip install "curvlab\[{settings["name"]}\]", or .*tracker=none'
+    refuses(text, start, **settings, error=ConfigurationError)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_unknown_mode_and_tracker_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"unknown tracker\.mode=onlin; use offline or online"):
-        start(**WANDB | {"mode": "onlin"})
-    with pytest.raises(ConfigurationError, match="unknown tracker 'mlflow'; use tracker=wandb, trackio or none"):
-        start(name="mlflow")
+    refused = partial(refuses, error=ConfigurationError)
+    refused(r"unknown tracker\.mode=onlin; use offline or online", start, **WANDB | {"mode": "onlin"})
+    refused("unknown tracker 'mlflow'; use tracker=wandb, trackio or none", start, name="mlflow")
 
 
 def recorded(warm: Warm, tmp_path: Path, settings: dict[str, Any]) -> tuple[Path, Path]:
@@ -206,7 +183,7 @@ def recorded(warm: Warm, tmp_path: Path, settings: dict[str, Any]) -> tuple[Path
 
 def test_trackio_records_two_runs_without_a_network(warm: Warm, tmp_path: Path) -> None:
     pytest.importorskip("trackio")
-    _, root = recorded(warm, tmp_path, {"name": "trackio", "project": "curvlab", "folder": "outputs"})
+    _, root = recorded(warm, tmp_path, TRACKIO)
     with sqlite3.connect(root / "outputs" / "trackio" / "curvlab.db") as database:
         logged = [json.loads(row[0]) for row in database.execute("select metrics from metrics order by id")]
         configs = [json.loads(row[0]) for row in database.execute("select config from configs order by id")]

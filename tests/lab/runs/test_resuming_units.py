@@ -86,6 +86,14 @@ def run_unit(
 FORK = multiprocessing.get_context("fork")  # real processes that start fast: they have what this one imported
 
 
+def together(*ends: tuple[Any, ...]) -> list[int | None]:
+    """Run units with these arguments in processes that are started at once; return how they ended."""
+    started = [FORK.Process(target=run_unit, args=arguments) for arguments in ends]
+    for each in (*(process.start for process in started), *(process.join for process in started)):
+        each()
+    return [process.exitcode for process in started]
+
+
 def steps(log: Path) -> list[int]:
     return [int(line) for line in log.read_text().splitlines()]
 
@@ -107,10 +115,7 @@ def test_a_unit_killed_twice_ends_at_the_same_numbers(
 ) -> None:
     log = tmp_path / "log"
     for end in (25, 33):
-        process = FORK.Process(target=run_unit, args=(checkout, log, end, die))
-        process.start()
-        process.join()
-        assert process.exitcode == -signal.SIGKILL
+        assert together((checkout, log, end, die)) == [-signal.SIGKILL]
     assert [path.name for path in unfinished(checkout)] == ["training.pt"]
     found = run_unit(checkout, log)
     assert steps(log) == [*range(1, 26), *range(21, 34), *range(31, NUM_STEPS + 1)]
@@ -160,10 +165,5 @@ def test_what_other_code_or_another_config_has_left_is_not_used(
 def test_two_processes_never_share_the_folder(checkout: Path, tmp_path: Path) -> None:
     """Both are started at once: the second waits, and finds the unit stored."""
     log = tmp_path / "log"
-    pair = [FORK.Process(target=run_unit, args=(checkout, log)) for _ in range(2)]
-    for process in pair:
-        process.start()
-    for process in pair:
-        process.join()
-    assert [process.exitcode for process in pair] == [0, 0]
+    assert together((checkout, log), (checkout, log)) == [0, 0]
     assert steps(log) == list(range(1, NUM_STEPS + 1))

@@ -23,38 +23,39 @@ from curvlab.lab.runs.overrides import ConfigurationError
 from curvlab.lab.runs.record import Commit
 from curvlab.lab.runs.run import torch_device
 from curvlab.lab.runs.tracking import Tracker
+from tests.refusals import refuses
 
 Demo = Callable[..., subprocess.CompletedProcess[str]]
 OFF = ("tracker=none", "preset=smoke")
 
 
-class Recorder(Tracker):
-    """Remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-
-    def log(self, metrics: Any) -> None:
-        self.calls.append(("log", metrics))
-
-    def log_table(self, name: str, table: pd.DataFrame) -> None:
-        self.calls.append(("table", name, len(table)))
-
-    def log_figure(self, name: str, path: Path) -> None:
-        self.calls.append(("figure", name, path.name))
-
-    def log_folder(self, name: str, folder: Path) -> None:
-        self.calls.append(("folder", name, sorted(path.name for path in folder.iterdir())))
-
-    def finish(self, error: str = "") -> None:
-        self.calls.append(("finish", error))
-
-
 @pytest.fixture
-def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    recorder = Recorder()
-    monkeypatch.setattr("curvlab.lab.runs.run.start_tracker", lambda settings, **run: recorder)
-    return recorder
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a tracker was told."""
+    told: list[Any] = []
+
+    class Recorder(Tracker):
+        def log(self, metrics: Any) -> None:
+            told.append(("log", metrics))
+
+        def log_table(self, name: str, table: pd.DataFrame) -> None:
+            told.append(("table", name, len(table)))
+
+        def log_figure(self, name: str, path: Path) -> None:
+            told.append(("figure", name, path.name))
+
+        def log_folder(self, name: str, folder: Path) -> None:
+            told.append(("folder", name, sorted(path.name for path in folder.iterdir())))
+
+        def finish(self, error: str = "") -> None:
+            told.append(("finish", error))
+
+    monkeypatch.setattr("curvlab.lab.runs.run.start_tracker", lambda settings, **run: Recorder())
+    return told
+
+
+def column(*values: float) -> pd.DataFrame:
+    return pd.DataFrame({"x": values})
 
 
 def start(*overrides: str) -> Any:
@@ -68,10 +69,10 @@ def record_of(run: runs.Run) -> dict[str, Any]:
 
 
 def test_a_run_leaves_a_complete_folder(
-    checkout: Path, recorder: Recorder, capsys: pytest.CaptureFixture[str]
+    checkout: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with start() as run:
-        run.save_table(pd.DataFrame({"x": [1 / 3]}))
+        run.save_table(column(1 / 3))
         run.save_image(np.full((2, 3), 7, dtype=np.uint8), "figure_pixels.png")
         run.record_data("digits", "ab12")
         run.note(reduced=["points"], seeds=[0, 1])
@@ -87,9 +88,9 @@ def test_a_run_leaves_a_complete_folder(
     assert (record["target"], record["title"], record["preset"]) == ("toy-fig1", "a demonstration", "smoke")
     assert (record["reduced"], record["seeds"], record["data"]) == (["points"], [0, 1], {"digits": "ab12"})
     assert record["settings"] == [{"name": "points", "ours": 2, "paper": 25}]
-    assert set(recorder.calls[2][1]) == {"cost/products", "progress/units", "progress/seconds"}
-    del recorder.calls[2]
-    assert recorder.calls == [
+    assert set(calls[2][1]) == {"cost/products", "progress/units", "progress/seconds"}
+    del calls[2]
+    assert calls == [
         ("log", {"x/step": 0.0, "curve/a/loss": 2.0}),
         ("log", {"x/step": 5.0, "curve/a/loss": 1.0, "curve/b/loss": 3.0}),
         ("table", "table", 1),
@@ -100,50 +101,34 @@ def test_a_run_leaves_a_complete_folder(
     assert capsys.readouterr().out == ""  # whoever opens a task alone is told of no results
 
 
-def test_failure_leaves_no_record_and_closes_the_tracker(checkout: Path, recorder: Recorder) -> None:
-    with start() as run:
-        run.save_table(pd.DataFrame({"x": [1.0]}))
-        run.save_record()
-    with pytest.raises(ZeroDivisionError), start() as run:  # noqa: PT012
-        run.save_table(pd.DataFrame({"x": [2.0]}))  # from here on the old record would be wrong
-        _ = 1 / 0
-    assert [path.name for path in run.folder.iterdir()] == ["table.csv"]
-    assert recorder.calls[-1] == ("finish", "ZeroDivisionError: division by zero")
-
-
-def test_what_an_earlier_run_left_goes_with_the_first_table(checkout: Path) -> None:
+def test_what_an_earlier_run_left_goes_with_the_first_table(checkout: Path, calls: list[Any]) -> None:
     with start() as run:
         for name in ("table", "gone"):
-            run.save_table(pd.DataFrame({"x": [1.0]}), name)
-        run.save_record()
-    for name in ("claims.json", "figure.png", "rest.png", "large.csv.bz2", "older.csv.gz", "sweep/table.csv"):
-        (run.folder / name).parent.mkdir(exist_ok=True)
-        (run.folder / name).write_text("old")
-    with pytest.raises(ZeroDivisionError), start() as run:  # noqa: PT012
-        run.save_table(pd.DataFrame({"x": [2.0]}))
-        run.save_table(pd.DataFrame({"x": [2.0]}), "other")
-        _ = 1 / 0  # e.g. killed while judging
-    assert sorted(path.name for path in run.folder.iterdir()) == ["other.csv", "sweep", "table.csv"]
-    assert (run.folder / "sweep" / "table.csv").read_text() == "old"
-
-
-def test_failure_before_any_result_keeps_the_old_one(checkout: Path, recorder: Recorder) -> None:
-    with start() as run:
-        run.save_table(pd.DataFrame({"x": [1.0]}))
+            run.save_table(column(1.0), name)
         run.save_record()
     before = (run.folder / "run.json").read_bytes()
     with pytest.raises(ZeroDivisionError), start() as run:
         _ = 1 / 0
-    assert (run.folder / "run.json").read_bytes() == before
+    assert (run.folder / "run.json").read_bytes() == before  # kept until there is another result
+    for name in ("claims.json", "figure.png", "rest.png", "large.csv.bz2", "older.csv.gz", "sweep/table.csv"):
+        (run.folder / name).parent.mkdir(exist_ok=True)
+        (run.folder / name).write_text("old")
+    with pytest.raises(ZeroDivisionError), start() as run:  # noqa: PT012
+        run.save_table(column(2.0))  # from here on the old record would be wrong
+        run.save_table(column(2.0), "other")
+        _ = 1 / 0  # e.g. killed while judging
+    assert sorted(path.name for path in run.folder.iterdir()) == ["other.csv", "sweep", "table.csv"]
+    assert (run.folder / "sweep" / "table.csv").read_text() == "old"
+    assert calls[-1] == ("finish", "ZeroDivisionError: division by zero")
 
 
 def test_interrupt_says_that_the_command_resumes(
-    checkout: Path, recorder: Recorder, capsys: pytest.CaptureFixture[str]
+    checkout: Path, calls: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(KeyboardInterrupt), start():
         raise KeyboardInterrupt
     assert "toy-fig1: interrupted; finished units are kept, the same command resumes" in capsys.readouterr().err
-    assert recorder.calls == [("finish", "KeyboardInterrupt: ")]
+    assert calls == [("finish", "KeyboardInterrupt: ")]
 
 
 def test_table_has_so_many_digits_in_every_column(checkout: Path) -> None:
@@ -154,20 +139,16 @@ def test_table_has_so_many_digits_in_every_column(checkout: Path) -> None:
     with start() as run:
         path = run.save_table(table)
         short = run.save_table(table, "short", digits=2)
+        for name in ("../table", "a/b", ""):
+            refuses("use a plain file name of the result folder", run.save_table, table, name)
     assert short.read_text() == "x,n,mixed,single\n0.33,1,a,0.1\n3.3e-11,2,0.67,\n"
     assert path.read_text() == "x,n,mixed,single\n0.333333,1,a,0.1\n3.33333e-11,2,0.666667,\n"
-
-
-@pytest.mark.parametrize("name", ["../table", "a/b", ""])
-def test_file_names_stay_in_the_folder(checkout: Path, name: str) -> None:
-    with start() as run, pytest.raises(ValueError, match="use a plain file name of the result folder"):
-        run.save_table(pd.DataFrame(), name)
 
 
 def test_large_tables_are_packed(checkout: Path) -> None:
     for size, kept in ((3, "cloud.csv"), (20_000, "cloud.csv.bz2"), (3, "cloud.csv")):
         with start() as run:
-            table = pd.DataFrame({"x": np.arange(size) / 7})
+            table = column(*np.arange(size) / 7)
             assert run.save_table(table, "cloud").name == kept
             assert [path.name for path in run.folder.iterdir()] == [kept]  # the other form is gone
             pd.testing.assert_frame_equal(tables.read_table(run.folder, "cloud"), table, rtol=1e-5)
@@ -221,13 +202,8 @@ def test_generators_depend_on_seed_and_names_only(checkout: Path) -> None:
     with start() as run, start("seed=1") as other:
         torch.manual_seed(0)
         before = torch.get_rng_state()
-        draws = [
-            draw(run, "train"),
-            draw(run, "test"),
-            draw(run, "train", 1),
-            draw(run, "train", "1"),
-            draw(other, "train"),
-        ]
+        draws = [draw(run, *names) for names in (["train"], ["test"], ["train", 1], ["train", "1"])]
+        draws.append(draw(other, "train"))
         assert torch.equal(draw(run, "train"), draws[0])
         assert torch.equal(torch.get_rng_state(), before)
     assert len({tuple(numbers.tolist()) for numbers in draws}) == len(draws)
@@ -308,20 +284,15 @@ def test_progress_is_said_at_every_change_of_work(checkout: Path, capsys: pytest
     ]
 
 
-def test_units_of_another_seed_are_other_units(checkout: Path) -> None:
+def test_units_of_another_seed_are_other_units_but_may_name_their_own(checkout: Path) -> None:
     values = []
     for seed in (0, 1, 0):
         with start(f"seed={seed}") as run:
             values.append(run.unit("toy", {}, lambda run=run: {"x": draw(run, "unit")}, version=1)["x"])
+            run.unit("own", {"seed": 5}, lambda: {"x": 1}, version=1)
     assert torch.equal(values[0], values[2])
     assert not torch.equal(values[0], values[1])
-
-
-def test_unit_may_name_its_own_seed(checkout: Path) -> None:
-    for seed in (0, 1):
-        with start(f"seed={seed}") as run:
-            run.unit("toy", {"seed": 5}, lambda: {"x": 1}, version=1)
-    assert (run.store.hits, run.store.misses) == (1, 0)
+    assert len(list((checkout / ".cache" / "store" / "own").rglob("*.pt"))) == 1
 
 
 def test_progress_is_silent_without_a_terminal(
@@ -381,12 +352,9 @@ if __name__ == "__main__":
     assert refused.stderr == "error: unknown tracker.mode=onlin; use offline or online, or tracker=none.\n"
 
 
-def test_device_names() -> None:
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch_device("cpu") == torch.device("cpu")
     assert torch_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def test_missing_gpu_says_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigurationError, match="device=cuda:1, but torch sees no GPU here; use device=cpu"):
-        torch_device("cuda:1")
+    text = "device=cuda:1, but torch sees no GPU here; use device=cpu"
+    refuses(text, torch_device, "cuda:1", error=ConfigurationError)

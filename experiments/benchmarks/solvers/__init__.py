@@ -17,7 +17,8 @@ for gradients of test losses, without a preconditioner, with Nyström ones, and 
 have the largest traces or output curvatures (`curvlab.solvers.Rows`), each to residuals of 0.1, 0.01 and 0.001.
 Products are counted for each system, those of the set-up included; for rows that is its passes over the data, in
 products of 5 forwards. CG of curvlinops is a peer where it is installed, at a setting of its own, by the residual
-it reaches.
+it reaches. What is judged beside products is operations to the second (operations.csv), factors and products with
+rows included: PyTorch counts them in a run of its own. Seconds (preconditioner_timing.csv) have no verdict.
 
 The same fact for LiSSA (lissa.csv, lissa_steps.csv): step size 1 / (lambda_max + damping), |B| = 2 tr(G) /
 lambda_max, once with batches drawn uniformly and once by importance. C of condition C.1 (Klochkov & Liu 2024) is
@@ -53,7 +54,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, task_settings
 from experiments.benchmarks.parts import draw_parts, judge_parts
-from experiments.benchmarks.solvers import crossed, importance, preconditioners, recipes, trajectories
+from experiments.benchmarks.solvers import crossed, importance, operations, preconditioners, recipes, trajectories
 from experiments.shared.task import Task, TrainedTask
 
 TARGET = Target(
@@ -73,7 +74,7 @@ TARGET = Target(
         "recipes.num_points": "",
         "crossed.num_sequences": "",
     },
-    timings=("preconditioner_timing", "seconds-*", "peer-*"),
+    timings=("preconditioner_timing", "peer-*"),
 )
 PARTS = {"solvers": trajectories, "preconditioners": preconditioners, "recipes": recipes, "crossed": crossed}
 
@@ -84,6 +85,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     for part in cfg.parts:
         tables |= PARTS[part].compute(run, _tasks(run, cfg, part))
         if part == "preconditioners":
+            tables |= operations.compute(run, _tasks(run, cfg, part))
             tables |= importance.compute(run, _tasks(run, cfg, part))
     run.note(
         seconds="CPU seconds of one process" if run.device.type == "cpu" else "seconds",
@@ -102,7 +104,8 @@ def _tasks(run: Run, cfg: DictConfig, part: str) -> Iterator[tuple[TrainedTask, 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge preconditioners, recipes and what they differ in, where `parts` asked for them."""
-    judging = {"preconditioners": [preconditioners, importance], "recipes": [recipes], "crossed": [crossed]}
+    of_preconditioners = [preconditioners, operations, importance]
+    judging = {"preconditioners": of_preconditioners, "recipes": [recipes], "crossed": [crossed]}
     return judge_parts(judging, computed, claims)
 
 

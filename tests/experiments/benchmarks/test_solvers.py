@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.lab import ClaimResult, Computed
@@ -28,6 +29,7 @@ from experiments.benchmarks.solvers.importance import (
     batch_trace_deviation,
     shares,
 )
+from experiments.benchmarks.solvers.operations import MORE, Operations
 from experiments.benchmarks.solvers.trajectories import LABELS, CountedOperator, Counter, Recorder
 
 Judged = Callable[[str, Computed], list[ClaimResult]]
@@ -66,6 +68,14 @@ def test_preconditioners_save_products(result: Computed) -> None:
         assert (np.diff(curve.products) > 0).all()  # residuals of 0.1, 0.01, 0.001
     last = table[table.target == 1e-3].set_index("preconditioner").products
     assert last["400 rows, by traces"] < last["none"] < last["CG"]
+    counted = result["operations"].set_index("preconditioner")
+    assert set(counted.index) == set(table.preconditioner)
+    assert (counted.residual <= 0.01).all()
+    # A product of an example with one vector: 2 operations for a weight, some four times.
+    products = table[table.target == 1e-2].set_index("preconditioner").products
+    weights, examples = 64 * 8 + 8 * 10, 200
+    quotients = (counted.operations / products)[["none", "CG"]] / (2 * weights * examples)
+    assert ((quotients > 2) & (quotients < 8)).all()
 
 
 def test_importance_keeps_to_its_certificate(result: Computed) -> None:
@@ -162,6 +172,37 @@ def test_shares_of_the_trace() -> None:
     assert shares(traces) == {"top_1_20": 0.62, "top_1_6": pytest.approx(0.66)}
 
 
+def test_factors_and_products_with_vectors_are_counted() -> None:
+    square, b = torch.eye(12, dtype=torch.float64), torch.ones(12, 5, dtype=torch.float64)
+    expected = {
+        lambda: square @ b: 2 * 12 * 12 * 5,
+        lambda: square @ b[:, 0]: 2 * 12 * 12,
+        lambda: torch.linalg.cholesky(square): 12**3 // 3,
+        lambda: torch.cholesky_solve(b, square): 2 * 12 * 12 * 5,
+        lambda: torch.linalg.solve_triangular(square, b, upper=True): 12 * 12 * 5,
+        lambda: torch.linalg.solve_triangular(square, b.T, upper=True, left=False): 12 * 12 * 5,
+        lambda: torch.linalg.eigh(square): 9 * 12**3,
+        lambda: torch.linalg.svd(b, full_matrices=False): 6 * 12 * 5**2 + 20 * 5**3,
+    }
+    for work, operations in expected.items():
+        with Operations() as counted:
+            work()
+        assert counted.total == operations
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_operations_of_a_product_are_those_that_pytorch_counts(inference: bool) -> None:
+    torch.manual_seed(0)
+    op = GaussNewtonOperator(nn.Linear(3, 2), nn.CrossEntropyLoss(), (torch.randn(8, 3), torch.zeros(8).long()))
+    vectors = torch.randn(8, 5)
+    op @ vectors  # the first looks at an example, too
+    with torch.inference_mode(inference), Operations() as counted:
+        op @ vectors
+    with FlopCounterMode(display=False, custom_mapping=MORE) as theirs:
+        op @ vectors
+    assert counted.total == theirs.get_total_flops() > 0
+
+
 # ------------------------------------------------------------------------------------ claims
 LABELLED = {
     "none": (40, 4.0),
@@ -197,7 +238,7 @@ def tables() -> dict[str, pd.DataFrame]:
     table = pd.DataFrame(rows)
     parts = {
         "preconditioners": table.drop(columns="seconds"),
-        "preconditioner_timing": table.drop(columns="products"),
+        "operations": table[table.target == 0.01].rename(columns={"seconds": "operations"}),
     }
     return parts | {"lissa": pd.DataFrame(lissa)}
 
@@ -206,7 +247,7 @@ def test_preconditioners_are_judged_on_fitted_tasks(
     tables: dict[str, pd.DataFrame], computed_of: Callable[..., Computed], judged: Judged
 ) -> None:
     found = {claim.claim.id: claim for claim in judged("benchmarks/solvers", computed_of(tables, FITTED))}
-    expected = {"products-a": 8, "seconds-a": 0.25, "certificate-a": 1.0, "importance-a": 0.15 / 0.14}
+    expected = {"products-a": 8, "operations-a": 0.25, "certificate-a": 1.0, "importance-a": 0.15 / 0.14}
     assert {name: found[name].value for name in expected} == pytest.approx(expected)
     assert {found[name].verdict for name in expected} == {"reproduced"}
     # The peer has not run, these tables have no estimates, and the recipes were not asked for.
@@ -226,31 +267,29 @@ def test_preconditioners_can_fail(
     tables: dict[str, pd.DataFrame], computed_of: Callable[..., Computed], judged: Judged
 ) -> None:
     tables["preconditioners"]["products"] *= 2
-    timing = tables["preconditioner_timing"]
-    timing.loc[timing.preconditioner == "none", "seconds"] = 0.5
+    counted = tables["operations"]
+    counted.loc[counted.preconditioner == "none", "operations"] = 0.5
     tables["lissa"].loc[0, "outcome"] = "all 50 steps"
     tables["lissa"].loc[1, "certified"] = 1.2
     found = {claim.claim.id: claim.verdict for claim in judged("benchmarks/solvers", computed_of(tables, FITTED))}
     failed = {name for name, verdict in found.items() if verdict == "not reproduced"}
-    assert failed == {"products-a", "seconds-a", "certificate-a"}
+    assert failed == {"products-a", "operations-a", "certificate-a"}
     assert found["importance-a"] == "out of reach"
 
 
-@pytest.mark.parametrize(("seconds", "verdict"), [(12.0, "reproduced"), (2.0, "direction only")])
+@pytest.mark.parametrize(("operations", "verdict"), [(12.0, "reproduced"), (2.0, "direction only")])
 def test_the_peer_is_judged_where_it_has_run(
     tables: dict[str, pd.DataFrame],
     computed_of: Callable[..., Computed],
     judged: Judged,
-    seconds: float,
+    operations: float,
     verdict: str,
 ) -> None:
-    for name in ("preconditioners", "preconditioner_timing"):
-        own = tables[name]
-        peer = own[own.preconditioner == "CG"].assign(preconditioner="curvlinops CG")
-        peer = peer.assign(seconds=seconds) if "seconds" in peer else peer
-        tables[name] = pd.concat([own, peer], ignore_index=True)
+    own = tables["operations"]
+    peer = own[own.preconditioner == "CG"].assign(preconditioner="curvlinops CG", operations=operations)
+    tables["operations"] = pd.concat([own, peer], ignore_index=True)
     found = {claim.claim.id: claim for claim in judged("benchmarks/solvers", computed_of(tables, FITTED))}
-    assert found["peer-a"].value == pytest.approx(1.0 / seconds)
+    assert found["peer-a"].value == pytest.approx(1.0 / operations)
     assert found["peer-a"].verdict == verdict
 
 

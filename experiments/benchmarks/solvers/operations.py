@@ -1,0 +1,171 @@
+"""Operations to the residual that is judged, counted while they run, with each preconditioner and by a peer."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from math import prod
+from typing import Any
+
+import pandas as pd
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, exact
+from curvlab.lab import judge as verdict
+from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Solver
+from experiments.benchmarks.solvers.preconditioners import (
+    JUDGED,
+    PEER,
+    curvlinops_inverse,
+    fitted_systems,
+    preconditioners_of,
+    systems_key,
+)
+from experiments.shared.systems import Systems
+from experiments.shared.task import TrainedTask
+
+
+def compute(run: Run, tasks: Iterable[tuple[TrainedTask, DictConfig]]) -> dict[str, pd.DataFrame]:
+    """Return `operations`: a row for each task and preconditioner, operations a system, and its residual."""
+    rows: list[dict[str, Any]] = []
+    for task, settings in tasks:
+        systems, _ = fitted_systems(run, task, settings)
+        for label, (solve, num) in _ways(run, systems, settings).items():
+            key = systems_key(systems) | {"label": label, "target": JUDGED, "num": num}
+            key |= dict(settings.curvlinops) if label == PEER else {}
+            about = f"operations of {label} on {task.label}"
+            counted = partial(counted_solve, systems, num, solve)
+            found = run.unit("preconditioners/operations", key, counted, version=1, about=about)
+            rows.append({"task": task.label, "preconditioner": label, "fitted": settings.fitted} | found)
+    return {"operations": pd.DataFrame(rows)} if rows else {}
+
+
+def _ways(run: Run, systems: Systems, settings: DictConfig) -> dict[str, tuple[Callable[[Tensor], Tensor], int]]:
+    """Return by label what solves for some right-hand sides, and how many it is given."""
+
+    def by(solver: Solver) -> Callable[[Tensor], Tensor]:
+        generator = run.generator("preconditioners", systems.task.seed_name)
+        return lambda b: solver.solve(systems.damped, b, generator=generator).x
+
+    ways = {
+        label: (by(BlockConjugateGradient(JUDGED, preconditioner=preconditioner)), settings.num_rhs)
+        for label, preconditioner in preconditioners_of(settings).items()
+    }
+    ways["CG"] = by(ConjugateGradient(JUDGED)), settings.num_cg
+    if settings.curvlinops is not None and importlib.util.find_spec("curvlinops") is not None:
+        inverse = curvlinops_inverse(systems, **settings.curvlinops)
+        ways[PEER] = lambda b: (inverse @ b).detach(), settings.num_cg
+    return ways
+
+
+def counted_solve(systems: Systems, num: int, solve: Callable[[Tensor], Tensor]) -> dict[str, float]:
+    """Return operations for each of the first `num` systems, nan where one has not arrived, and their residual."""
+    b = systems.right_hand_sides[:, :num].contiguous()
+    systems.operator @ b[:, :1]  # what a first product looks at is no preconditioner's
+    with Operations() as counted:
+        x = solve(b)
+    residual = float(((systems.damped @ x - b).norm(dim=0) / b.norm(dim=0)).max())
+    arrived = residual <= 1.01 * JUDGED  # in single precision
+    return {"operations": counted.total / num if arrived else math.nan, "residual": residual}
+
+
+# ------------------------------------------------------------------------------------ counting
+class Operations(TorchDispatchMode):
+    """Counts what PyTorch's FlopCounterMode does, and products with vectors and factorisations, too.
+
+    By the leading terms of Golub & Van Loan (2013): an n x n Cholesky factor n³ / 3, eigenvectors 9 n³, singular
+    vectors 6 m n² + 20 n³. It sets no hooks on modules, which the `autograd.grad` of curvlinops does not bear.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+        self._formulas = FlopCounterMode(display=False, custom_mapping=MORE).flop_registry
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one function of PyTorch, or those that it is made of, and count it."""
+        kwargs, formula = kwargs or {}, self._formulas.get(func._overloadpacket)
+        if formula is None and func is not torch.ops.prim.device.default:
+            with self:
+                made = func.decompose(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
+        out = func(*args, **kwargs)
+        self.total += formula(*args, **kwargs, out_val=out) if formula else 0
+        return out
+
+
+def _product(matrix: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * prod(matrix)
+
+
+def _cholesky(matrix: torch.Size, *_: Any, **__: Any) -> int:
+    return prod(matrix) * matrix[-1] // 3
+
+
+def _cholesky_solve(b: torch.Size, factor: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * prod(factor) * b[-1]
+
+
+def _triangular_solve(factor: torch.Size, b: torch.Size, *, left: bool = True, **_: Any) -> int:
+    return prod(factor) * (b[-1] if left else b[-2])
+
+
+def _eigenvectors(matrix: torch.Size, *_: Any, **__: Any) -> int:
+    return 9 * prod(matrix) * matrix[-1]
+
+
+def _singular_vectors(matrix: torch.Size, *_: Any, **__: Any) -> int:
+    shorter = min(matrix[-2:])
+    return 6 * prod(matrix) * shorter + 20 * prod(matrix[:-2]) * shorter**3
+
+
+MORE: dict[Any, Any] = {
+    torch.ops.aten.mv: _product,
+    torch.ops.aten.dot: _product,
+    torch.ops.aten.linalg_cholesky_ex: _cholesky,
+    torch.ops.aten.cholesky_solve: _cholesky_solve,
+    torch.ops.aten.linalg_solve_triangular: _triangular_solve,
+    torch.ops.aten._linalg_eigh: _eigenvectors,
+    torch.ops.aten._linalg_svd: _singular_vectors,
+}
+
+
+# ------------------------------------------------------------------------------------ claims
+CLAIMS = ("operations", "peer")
+
+
+def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
+    """Judge every fitted task by itself; counts are exact."""
+    if "operations" not in computed:
+        return [claims.unjudged(name, "These tables are older than the counts.") for name in CLAIMS]
+    results: list[ClaimResult] = []
+    for task, own in computed["operations"].query("fitted").groupby("task", sort=False):
+        by_rows, by_peer = own.preconditioner.str.contains("rows"), own.preconditioner == PEER
+        rows, others, peer = (_fewest(own[which]) for which in (by_rows, ~(by_rows | by_peer), by_peer))
+        lacking = {
+            "operations": "No solver with rows, or none without, reaches the residual.",
+            "peer": "curvlinops is not installed or not asked for, or one does not reach the residual.",
+        }
+        for name, beside in zip(CLAIMS, (others, peer), strict=True):
+            if rows is None or beside is None:
+                results.append(claims.unjudged(name, lacking[name], of=str(task)))
+                continue
+            ratio = float(rows.operations / beside.operations)
+            why = f"{rows.preconditioner}: {rows.operations:.3g} operations a system; "
+            why += f"{beside.preconditioner}: {beside.operations:.3g}."
+            claim = claims.claim(name, of=str(task))
+            results.append(verdict(claim, ratio, exact(ratio), if_not_reproduced=why))
+    return results
+
+
+def _fewest(rows: pd.DataFrame) -> Any:
+    """Return the row with the fewest operations; None where none has arrived."""
+    arrived = rows.dropna(subset="operations")
+    return None if arrived.empty else arrived.sort_values("operations").iloc[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from curvlab.influence.self_influence import curvature_probes
 from curvlab.problem import Problem, mean_gradient
 from curvlab.problem.memory import MemoryWarning
 from curvlab.solvers import ConjugateGradient, Direct
+from tests.influence.gradients import gradient, gradient_rows, ridge
+from tests.refusals import refuses
 
 DAMPING = 0.1
 
@@ -82,19 +85,8 @@ def classifier(generator):
 
 def dense(classifier):
     """Gradients (N, P) and G, one autograd row at a time."""
-    model, loss, (inputs, labels) = classifier
-    parameters, gradients, curvature = list(model.parameters()), [], 0.0
-    for x, y in zip(inputs, labels, strict=True):
-        outputs = model(x[None])
-
-        def rows(value, parameters=parameters):
-            return torch.cat([g.flatten() for g in torch.autograd.grad(value, parameters, retain_graph=True)])
-
-        jacobian = torch.stack([rows(output) for output in outputs[0]])
-        p = outputs[0].softmax(0).detach()
-        curvature = curvature + jacobian.T @ (p.diag() - p[:, None] * p) @ jacobian / len(inputs)
-        gradients.append(rows(loss(outputs, y[None])))
-    return torch.stack(gradients), curvature
+    model, loss, data = classifier
+    return gradient_rows(model, loss, data), dense_gauss_newton(model, data, torch.ones(len(data[0])))
 
 
 def test_probes_converge_to_the_exact_scores(classifier) -> None:
@@ -102,16 +94,8 @@ def test_probes_converge_to_the_exact_scores(classifier) -> None:
     damped = curvature + 0.01 * torch.eye(len(curvature), dtype=torch.float64)
     x = torch.linalg.solve(damped, gradients.T)
     own, total = (gradients.T * x).sum(0) / 20, gradients.mean(0) @ x / 20
-    num_probes = 1500
-    found = estimated_self_influence(
-        *classifier,
-        damping=0.01,
-        num_probes=num_probes,
-        columns=1000,
-        solver=Direct(),
-        batch_size=12,
-        generator=torch.Generator().manual_seed(1),
-    )
+    num_probes, settings = 1500, {"columns": 1000, "solver": Direct(), "batch_size": 12, "generator": 1}
+    found = estimated_self_influence(*classifier, damping=0.01, num_probes=num_probes, **settings)
     deviation = (found.own / own - 1) / (2 / num_probes) ** 0.5
     assert deviation.abs().max() < 4
     assert 0.4 < deviation.square().mean().sqrt() < 1.6  # as large as it is said to be, not larger
@@ -159,18 +143,12 @@ WEIGHTS = torch.tensor([0.5, 2.0, 0.0, 1.0, 3.0, 0.1, 1.0, 1.5, 0.7, 0.0, 4.0, 1
 EXACT = {"damping": DAMPING, "solver": Direct(), "weights": WEIGHTS, "batch_size": 5}
 
 
-def ridge(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    """Return the minimum of 1/N Σ w_i (y_i - θᵀx_i)² + DAMPING/2 |θ|² by its normal equations, (F,)."""
-    matrix = 2 / len(x) * x.T @ (weights[:, None] * x) + DAMPING * torch.eye(x.shape[1], dtype=torch.float64)
-    return torch.linalg.solve(matrix, 2 / len(x) * x.T @ (weights * y))
-
-
 @pytest.fixture
 def problem(generator: torch.Generator) -> tuple[nn.Module, Tensor, Tensor]:
     x, y = (torch.randn(SIZE, k, generator=generator, dtype=torch.float64) for k in (4, 1))
     model = nn.Linear(4, 1, bias=False).double()
     with torch.no_grad():
-        model.weight.copy_(ridge(x, y[:, 0], WEIGHTS)[None])
+        model.weight.copy_(ridge(x, y[:, 0], WEIGHTS, DAMPING)[None])
     return model, x, y
 
 
@@ -179,7 +157,7 @@ def test_it_is_the_derivative_of_leaving_a_weighted_example_out(problem) -> None
     found = self_influence(model, nn.MSELoss(), (x, y), columns=5, **EXACT)
 
     def losses(weights: Tensor) -> Tensor:
-        return (y[:, 0] - x @ ridge(x, y[:, 0], weights)).square()
+        return (y[:, 0] - x @ ridge(x, y[:, 0], weights, DAMPING)).square()
 
     step = 1e-5  # of the way to leaving it out
     for k in range(SIZE):
@@ -212,8 +190,7 @@ def test_bad_weights_are_refused(problem, function) -> None:
     model, x, y = problem
     settings = {"num_probes": 2} if function is estimated_self_influence else {}
     for weights, text in ((torch.ones(11), "one weight for each of 12 examples"), (-WEIGHTS, "not negative")):
-        with pytest.raises(ValueError, match=text):
-            function(model, nn.MSELoss(), (x, y), damping=DAMPING, weights=weights, **settings)
+        refuses(text, function, model, nn.MSELoss(), (x, y), damping=DAMPING, weights=weights, **settings)
 
 
 # --- Gradients of single examples, and self-influence, where memory runs out: halved, said, and the same numbers
@@ -245,11 +222,7 @@ def data(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def one_by_one(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
-    rows = []
-    for x, y in zip(*data, strict=True):
-        loss = nn.functional.cross_entropy(model(x[None]), y[None])
-        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]))
-    return torch.stack(rows)
+    return gradient_rows(model, nn.CrossEntropyLoss(), data)
 
 
 @pytest.mark.parametrize("convolution", [False, True])
@@ -307,14 +280,12 @@ def test_the_mean_gradient_is_halved_until_it_fits(data) -> None:
 
 def test_probes_of_pieces_have_the_covariance_of_all(data, generator: torch.Generator) -> None:
     weights = torch.linspace(0, 2, NUM, dtype=torch.float64)
-    probes = []
-    for most in (NUM, 6):
-        model = Limited(most, convolution=False).eval()
+    probes, model = [], Limited(NUM, convolution=False).eval()
+    for narrow in (False, True):
+        model.most = 6 if narrow else NUM
         problem = Problem.of(model, nn.CrossEntropyLoss(), data, weights)
-        if most < NUM:
-            with pytest.warns(MemoryWarning, match="a pass now takes 5 examples"):
-                probes.append(curvature_probes(problem, 2000, generator))
-        else:
+        told = pytest.warns(MemoryWarning, match="a pass now takes 5 examples") if narrow else nullcontext()
+        with told:
             probes.append(curvature_probes(problem, 2000, generator))
     whole, pieces = (sample @ sample.T / sample.shape[1] for sample in probes)
     dense = dense_gauss_newton(model.inner, data, weights)
@@ -324,12 +295,10 @@ def test_probes_of_pieces_have_the_covariance_of_all(data, generator: torch.Gene
 
 def dense_gauss_newton(model: nn.Module, data: tuple[Tensor, Tensor], weights: Tensor) -> Tensor:
     """Return 1/N Σ w_n J_nᵀ (diag p - p pᵀ) J_n, row by row."""
-    parameters, total = list(model.parameters()), 0
+    total = 0
     for x, weight in zip(data[0], weights, strict=True):
-        outputs = model(x[None])[0]
-        rows = [torch.autograd.grad(out, parameters, retain_graph=True) for out in outputs]
-        jacobian = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
-        p = outputs.detach().softmax(0)
+        jacobian = torch.stack([gradient(output, model) for output in model(x[None])[0]])
+        p = model(x[None])[0].detach().softmax(0)
         total += weight * jacobian.T @ (torch.diag(p) - torch.outer(p, p)) @ jacobian
     return total / len(data[0])
 

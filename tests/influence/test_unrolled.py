@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from curvlab.influence import SegmentResponse, UnrolledResponse, segment_response, unrolled_response
 from curvlab.training import SGDRule, TrainingRun, train
+from tests.refusals import refuses
 
 FP64 = torch.float64
 NUM_EXAMPLES, NUM_STEPS = 18, 13
@@ -121,10 +122,8 @@ def test_the_most_helpful_points_are_indices_and_a_file_knows_its_data(tmp_path:
     found.save(tmp_path / "scores")
     again = UnrolledResponse.load(tmp_path / "scores", case.model, case.loss, case.train)
     assert torch.equal(again.scores, found.scores)
-    with pytest.raises(ValueError, match="scores are of other training examples or order of them"):
-        UnrolledResponse.load(
-            tmp_path / "scores", case.model, case.loss, (case.train[0].flip(0), case.train[1].flip(0))
-        )
+    flipped, text = tuple(part.flip(0) for part in case.train), "scores are of other training examples or order"
+    refuses(text, UnrolledResponse.load, tmp_path / "scores", case.model, case.loss, flipped)
 
 
 class Named(nn.Module):
@@ -177,15 +176,8 @@ def test_shared_measurement_is_the_mean_of_the_columns() -> None:
 
 def test_measurement_is_differentiated_in_the_place_of_the_loss() -> None:
     case = trained("mlp", "sgd with momentum")
-    found = unrolled_response(
-        case.model,
-        case.loss,
-        case.train,
-        case.test,
-        run=case.run,
-        points=[4],
-        measurement=lambda outputs, targets: outputs[:, 1],
-    )
+    settings = {"points": [4], "measurement": lambda outputs, targets: outputs[:, 1]}
+    found = unrolled_response(case.model, case.loss, case.train, case.test, run=case.run, **settings)
     step, ends = 1e-4, []
     for sign in (1, -1):
         weights = torch.ones(NUM_EXAMPLES, dtype=FP64)
@@ -265,12 +257,10 @@ def test_a_run_that_ends_elsewhere_is_refused() -> None:
     for mode in ("reverse", "forward"):
         with pytest.raises(ValueError, match=r"ends elsewhere than the model: .* Check that start, batches"):
             unrolled_response(*arguments, run=wrong, mode=mode)
-    with pytest.raises(ValueError, match="ends elsewhere"):
-        segment_response(*arguments, run=wrong)
+    refuses("ends elsewhere", segment_response, *arguments, run=wrong)
     settings = {"num_steps": 2, "batch_size": 3, "lr": 0.1}
     history = train(copy.deepcopy(case.model), case.loss, case.train, generator=0, **settings)
-    with pytest.raises(ValueError, match=r"train with train\(..., record=True\)"):
-        unrolled_response(*arguments, run=history)
+    refuses(r"train with train\(..., record=True\)", unrolled_response, *arguments, run=history)
 
 
 @pytest.mark.parametrize("points", [[], [18], [-1], [[1]]])
@@ -369,8 +359,7 @@ def test_scores_are_the_dense_formula(tmp_path) -> None:
 def test_segments_that_do_not_fit_are_refused() -> None:
     case = least_squares(5, 0.01)
     arguments = (case.model, case.loss, case.train, case.test)
-    with pytest.raises(ValueError, match=r"3 segments of 2 checkpoints do not fit a run of 5 steps"):
-        segment_response(*arguments, run=case.run)
+    refuses(r"3 segments of 2 checkpoints do not fit a run of 5 steps", segment_response, *arguments, run=case.run)
     weighted = trained("mlp", "sgd with momentum", torch.ones(NUM_EXAMPLES))
     with pytest.raises(ValueError, match="only unrolled_response takes weights"):
         segment_response(weighted.model, weighted.loss, weighted.train, weighted.test, run=weighted.run)

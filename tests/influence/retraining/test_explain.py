@@ -14,6 +14,7 @@ from curvlab.linalg import flatten
 from curvlab.solvers import Direct
 from curvlab.training import RunLength, shuffled_batches, train
 from curvlab.training.history import DataProbe
+from tests.refusals import refuses
 
 LOSS = nn.CrossEntropyLoss()
 
@@ -112,22 +113,17 @@ def test_another_model_and_other_data_than_the_runs_are_refused() -> None:
     model, (x, y), history = task()
     backwards, scaled = (x.flip(0), y.flip(0)), (1.01 * x, y)
     for data in (backwards, scaled, (x[:10], y[:10])):
-        with pytest.raises(ValueError, match=r"not the data of the run .*the run had 20"):
-            explain_gap(model, LOSS, data, [0], run=history)
-        with pytest.raises(ValueError, match="not the data of the run"):
-            influence(model, LOSS, data, data, run=history)
-        with pytest.raises(ValueError, match="not the data of the run"):
-            prepare_influence(model, LOSS, data, run=history.run)
+        refuses(r"not the data of the run .*the run had 20", explain_gap, model, LOSS, data, [0], run=history)
+        refuses("not the data of the run", influence, model, LOSS, data, data, run=history)
+        refuses("not the data of the run", prepare_influence, model, LOSS, data, run=history.run)
     halved = (x.float(), y)
     assert influence(copy.deepcopy(model).float(), LOSS, halved, halved, run=history).scores.shape == (20, 20)
     assert influence(model, LOSS, backwards, backwards, run=RunLength.of(history)).scores.shape == (20, 20)
     other = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double().eval()
-    with pytest.raises(ValueError, match="the run trained 26 parameters, the model has 32"):
-        influence(other, LOSS, (x, y), (x, y), run=history)
+    refuses("the run trained 26 parameters, the model has 32", influence, other, LOSS, (x, y), (x, y), run=history)
     with torch.no_grad():
         model[0].weight += 0.5
-    with pytest.raises(ValueError, match="the replayed run ends elsewhere than the model"):
-        explain_gap(model, LOSS, (x, y), [0], run=history)
+    refuses("the replayed run ends elsewhere than the model", explain_gap, model, LOSS, (x, y), [0], run=history)
 
 
 def test_data_that_is_drawn_anew_is_told_by_what_stays() -> None:
@@ -141,16 +137,12 @@ def test_data_that_is_drawn_anew_is_told_by_what_stays() -> None:
 
 def test_what_is_refused() -> None:
     model, data, history = task(optimizer="adam", lr=0.01)
-    with pytest.raises(ValueError, match="only a run of SGD has a length"):
-        explain_gap(model, LOSS, data, [0], run=history)
-    with pytest.raises(ValueError, match="not the data of the run"):
-        explain_gap(model, LOSS, [(data[0][0], 0)], [0], run=history, damping=0.1)
+    refuses("only a run of SGD has a length", explain_gap, model, LOSS, data, [0], run=history)
+    refuses("not the data of the run", explain_gap, model, LOSS, [(data[0][0], 0)], [0], run=history, damping=0.1)
     with pytest.raises(ValueError, match="points must be indices of training examples from 0 to 19"):
         explain_gap(model, LOSS, data, [20], run=history, damping=0.1)
     model, data, history = task(record=False)
-    with pytest.raises(ValueError, match="record=True"):
-        explain_gap(model, LOSS, data, [0], run=history)
+    refuses("record=True", explain_gap, model, LOSS, data, [0], run=history)
     nesterov = lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9, nesterov=True)  # noqa: E731
     model, data, history = task(optimizer=nesterov)
-    with pytest.raises(ValueError, match="SGD \\(without nesterov\\)"):
-        explain_gap(model, LOSS, data, [0], run=history)
+    refuses("SGD \\(without nesterov\\)", explain_gap, model, LOSS, data, [0], run=history)

@@ -15,7 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from curvlab.influence import SegmentResponse, UnrolledResponse, segment_response, unrolled_response
+from curvlab.influence import (
+    SegmentResponse,
+    UnrolledResponse,
+    segment_response,
+    unrolled_response,
+)
 from curvlab.training import SGDRule, TrainingRun, train
 from tests.refusals import refuses
 
@@ -363,6 +368,71 @@ def test_segments_that_do_not_fit_are_refused() -> None:
     weighted = trained("mlp", "sgd with momentum", torch.ones(NUM_EXAMPLES))
     with pytest.raises(ValueError, match="only unrolled_response takes weights"):
         segment_response(weighted.model, weighted.loss, weighted.train, weighted.test, run=weighted.run)
-    adam = trained("mlp", "adam")
-    with pytest.raises(ValueError, match="only a run of SGD has a length"):
-        segment_response(adam.model, adam.loss, adam.train, adam.test, run=adam.run)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_segments_of_adam_are_the_dense_formula(optimizer: str) -> None:
+    """Two segments by torch.optim's own states and dense matrices, without parameters that never move."""
+    torch.manual_seed(0)
+    (x, y), test = (
+        (torch.randn(n, 4, dtype=FP64), torch.randint(3, (n,))) for n in (12, 3)
+    )  # the last input is never there
+    x[:, 3] = test[0][:, 3] = 0
+    model, loss, num_steps = nn.Linear(4, 3, bias=False).to(FP64), nn.CrossEntropyLoss(), 20
+    decay = 0.3 if optimizer == "adamw" else 0.0
+    kind = torch.optim.AdamW if optimizer == "adamw" else torch.optim.Adam
+    by_hand = copy.deepcopy(model)
+    own, times, places = kind(by_hand.parameters(), 0.02, weight_decay=decay), [], {}
+    for step in range(1, num_steps + 1):
+        if step - 1 in (2, 7, 12, 17):
+            places[step - 1] = copy.deepcopy(by_hand)
+        own.zero_grad()
+        loss(by_hand(x), y).backward()
+        own.step()
+        square = own.state[by_hand.weight]["exp_avg_sq"] / (1 - 0.999**step)
+        times.append(torch.where(square > 0, 0.02 / (square.sqrt() + 1e-8), 0.0).flatten())
+    batches = tuple(torch.arange(12) for _ in range(num_steps))
+    settings = {"batch_size": 12, "batches": batches, "lr": 0.02, "record": True, "generator": 0}
+    history = train(model, loss, (x, y), optimizer=lambda p, lr: kind(p, lr, weight_decay=decay), **settings)
+
+    def gradients(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        left = net(x).detach().softmax(1) - nn.functional.one_hot(y, 3)
+        return torch.einsum("no,ni->noi", left, x).flatten(1)
+
+    def gauss_newton(net: nn.Module) -> Tensor:
+        p = net(x).detach().softmax(1)
+        inner = torch.diag_embed(p) - p[:, :, None] * p[:, None]
+        return torch.einsum("noq,ni,nj->oiqj", inner, x, x).reshape(12, 12) / 12
+
+    moved = times[0] > 0
+    assert moved.sum() == 9
+    u, expected = gradients(by_hand, *test)[:, moved], torch.zeros(3, 12, dtype=FP64)
+    for first, second in ((12, 17), (2, 7)):
+        length = torch.stack(times[first - 2 : second + 3]).sum(0)[moved]
+        matrix = sum(gauss_newton(places[k])[moved][:, moved] for k in (first, second)) / 2
+        flow = length[:, None] * matrix + decay * 10 * 0.02 * torch.eye(9, dtype=FP64)
+        exponential = torch.linalg.matrix_exp(-flow)
+        response = torch.linalg.solve(flow, torch.eye(9, dtype=FP64) - exponential) * length
+        seen = torch.stack([gradients(places[k], x, y)[:, moved] for k in (first, second)]).mean(0)
+        expected -= u @ response @ seen.T
+        u = u @ exponential
+    found = segment_response(model, loss, (x, y), test, run=history, num_segments=2, rtol=1e-10)
+    torch.testing.assert_close(found.scores, expected, rtol=1e-7, atol=1e-9)
+
+
+def test_segments_of_adam_whose_eps_is_all_are_those_of_sgd() -> None:
+    """lr / (sqrt(v̂) + eps) is lr / eps: the same steps, L2 and all, in other units."""
+    generator, loss = torch.Generator().manual_seed(0), nn.MSELoss()
+    data, test = (tuple(torch.randn(n, k, generator=generator).to(FP64) for k in (4, 2)) for n in (12, 3))
+    batches = tuple(torch.arange(12) for _ in range(20))
+    settings = {"batch_size": 12, "batches": batches, "record": True, "generator": 0}
+    found = []
+    for kind in (
+        lambda p, lr: torch.optim.SGD(p, lr, weight_decay=0.3),
+        lambda p, lr: torch.optim.Adam(p, 1e7 * lr, betas=(0.0, 0.999), eps=1e7, weight_decay=0.3),
+    ):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2).to(FP64)
+        run = train(model, loss, data, optimizer=kind, lr=0.05, **settings)
+        found.append(segment_response(model, loss, data, test, run=run, num_segments=2, rtol=1e-10).scores)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)

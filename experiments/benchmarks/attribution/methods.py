@@ -25,7 +25,6 @@ from curvlab.influence.retraining import MAX_WHOLE_GROUP, LeftOut, ProximalBregm
 from curvlab.lab.models import ConvNet
 from curvlab.linalg import LinearOperator, identity
 from curvlab.solvers import Ekfac, Nystrom
-from curvlab.training import SGDRule
 from experiments.benchmarks.attribution.libraries.process import measure
 from experiments.benchmarks.attribution.network import Network, Trained
 from experiments.shared.gauges import work_clock
@@ -116,10 +115,9 @@ def own_scores(network: Network, trained: Trained) -> Iterator[Method]:
     size = {"max_size": settings.ekfac_max_size} if settings.ekfac_max_size else {}
     for damping in grid_of(settings, "damping"):
         yield own(EKFAC, partial(_ekfac, network, trained, damping, **size), damping, **size)
-    if isinstance(trained.run.rule, SGDRule):  # SOURCE knows no other
-        parts = dict(settings.segments)
-        source = partial(segment_response, *arguments, run=trained.run, rtol=rtol, **parts)
-        yield own(SEGMENTS, lambda: source().scores, **parts)
+    parts = dict(settings.segments)
+    source = partial(segment_response, *arguments, run=trained.run, rtol=rtol, **parts)
+    yield own(SEGMENTS, lambda: source().scores, **parts)
     yield own(UNROLLED, lambda: unrolled_response(*arguments, run=trained.run).scores)
 
 

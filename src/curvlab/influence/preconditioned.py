@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,10 +103,7 @@ class _Times:
     def step(self, state: TimesState) -> TimesState:
         number = state.num_steps + 1
         at = next(self.replay.forwards(state.at, first=number - 1, stop=number))
-        square = at[2]
-        root = square.sqrt() / math.sqrt(1 - self.rule.betas[1] ** number)
-        rate = self.replay.run.learning_rates[number - 1]
-        times = state.times + torch.where(square > 0, rate / (root + self.rule.eps), 0.0)
+        times = state.times + self.rule.rates(at, lr=self.replay.run.learning_rates[number - 1], step=number)
         return TimesState(at, times, number, number == self.replay.run.num_steps)
 
     def result(self, state: TimesState) -> Tensor:
@@ -178,7 +174,7 @@ def preconditioned_influence(
     problem = opened.normalised()
     chosen = checked_points(points, problem.num_examples)
     sides = scale[:, None] * per_example_gradients(problem.with_data(test)).T
-    damped = _Scaled(GaussNewtonOperator(problem), scale) + identity
+    damped = Scaled(GaussNewtonOperator(problem), scale) + identity
     if solver is None:
         solver = default_solver(damped.shape[0], sides.shape[1], rtol=rtol)
     solution = saving(solver, callback, checkpoint).solve(
@@ -189,18 +185,19 @@ def preconditioned_influence(
     return Influence(scores[:, chosen.to(scores.device)], solution, "test", chosen, origin)
 
 
-class _Scaled(DerivedOperator):
-    """S A S for a diagonal S, (P,)."""
+class Scaled(DerivedOperator):
+    """S A S + C for diagonals S, (P,), and C, (P,) and not negative, or 0."""
 
-    def __init__(self, origin: LinearOperator, scale: Tensor) -> None:
+    def __init__(self, origin: LinearOperator, scale: Tensor, shift: Tensor | None = None) -> None:
         super().__init__(origin)
         self._scale = scale[:, None]
+        self._shift = torch.zeros_like(self._scale) if shift is None else shift[:, None]
 
     def matmat(self, vectors: Tensor) -> Tensor:
-        """Return S A S V. Cost: a product with A."""
-        return self._scale * (self.origin @ (self._scale * vectors))
+        """Return (S A S + C) V. Cost: a product with A."""
+        return self._scale * (self.origin @ (self._scale * vectors)) + self._shift * vectors
 
     @property
     def is_psd(self) -> bool:
-        """Whether A is."""
+        """Whether A is known to be."""
         return self.origin.is_psd

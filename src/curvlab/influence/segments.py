@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from curvlab.arguments import whole
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence.derivatives import Measurement, directional_derivatives
+from curvlab.influence.preconditioned import Scaled
 from curvlab.influence.results import Origin, PointScores
 from curvlab.influence.unrolled import Reduction, checked_gap, measured_gradients
 from curvlab.iterate import Checkpoint, iterate
@@ -21,9 +22,9 @@ from curvlab.linalg import LinearOperator, identity
 from curvlab.problem import Data, Loss, Problem
 from curvlab.progress import can_be_silent
 from curvlab.shown import Summary, counted
-from curvlab.solvers import TrainingFilter
+from curvlab.solvers import Solution, TrainingFilter
 from curvlab.training import Replay, TrainingHistory, TrainingRun
-from curvlab.training.history import State
+from curvlab.training.history import AdamRule, State
 
 
 @dataclass(frozen=True, repr=False)
@@ -81,13 +82,15 @@ def segment_response(
     callback: Callable[[SegmentState], object] | None = None,
     checkpoint: str | Path | Checkpoint | None = None,
 ) -> SegmentResponse:
-    """Return SOURCE's approximation of `unrolled_response` (Bae et al. 2024), for SGD.
+    """Return SOURCE's approximation of `unrolled_response` (Bae et al. 2024), for SGD and Adam.
 
     The steps are split into segments of equal length, each with the mean Gauss-Newton matrix G_s and the mean
     gradients of some of its checkpoints, and the sum τ_s of its effective rates (`RunLength`). Going back from
     u = ∇m(θ_T), a segment adds -uᵀ (1 - e^{-τ_s G_s}) G_s⁻¹ ∇l_i to example i's score, and turns u into
     e^{-τ_s G_s} u. Bae et al. put EK-FAC in the place of G_s; here it is the matrix itself, through
-    `TrainingFilter`.
+    `TrainingFilter`. After Adam or AdamW τ_s is a diagonal, of each parameter's Σ_t η_t / (sqrt(v̂_t) + eps) in the
+    segment, as of `preconditioned_influence`: with S = τ_s^½ the segment adds -uᵀ S f(S G_s S) S ∇l_i, where
+    f(a) = (1 - e^{-a}) / a. Left out: that a weight changes v̂, too, and how long a gradient takes to arrive.
 
     Args:
         model: as trained by `run`; refused where the replay does not end at its parameters. Or a `Problem` in the
@@ -95,7 +98,7 @@ def segment_response(
         loss: as `train` had it: with a closed form, or any mean over examples of the user's own.
         train_data: as `train` had it.
         test: examples that are measured.
-        run: of SGD, with weight 1 for all examples.
+        run: with weight 1 for all examples.
         num_segments: one for a run whose curvature hardly changes.
         checkpoints_per_segment: evenly spaced; more average more.
         measurement: (outputs, targets) -> (M,), one number for each test example; default: its loss.
@@ -137,6 +140,7 @@ class SegmentState:
     Attributes:
         at: the run's state, on the way to its end.
         found: parameters at the checkpoints, in the order of the run.
+        times: τ_s of Adam, (P,) of each segment; of SGD none.
         cotangents: (P, M), the measurements' gradients carried back.
         scores: (M, N), so far.
         residual: of each segment that is done, the last one of the run first.
@@ -150,6 +154,7 @@ class SegmentState:
     cotangents: Tensor
     scores: Tensor
     residual: list[Tensor] = field(default_factory=list)
+    times: list[Tensor] = field(default_factory=list)
     num_matvecs: int = 0
     num_steps: int = 0
     done: bool = False
@@ -183,37 +188,58 @@ class _Segments:
 
     def init(self) -> SegmentState:
         scores = self.gradients.new_zeros(self.gradients.shape[1], self.replay.num_examples)
-        return SegmentState(self.replay.first_state(), [], self.gradients, scores)
+        start, adam = self.replay.first_state(), isinstance(self.replay.run.rule, AdamRule)
+        times = [torch.zeros_like(start[0]) for _ in range(self.num_segments * adam)]
+        return SegmentState(start, [], self.gradients, scores, times=times)
 
     def step(self, state: SegmentState) -> SegmentState:
         number, run = state.num_steps, self.replay.run
         state = replace(state, num_steps=number + 1)
         if number < run.num_steps:
             found = [*state.found, *([state.at[0]] * self.places.count(number))]
-            return replace(
-                state, at=next(self.replay.forwards(state.at, first=number, stop=number + 1)), found=found
-            )
+            at, times = next(self.replay.forwards(state.at, first=number, stop=number + 1)), list(state.times)
+            if isinstance(run.rule, AdamRule):
+                index = next(i for i, segment in enumerate(self.segments) if number < segment.stop)
+                rates = run.rule.rates(at, lr=run.learning_rates[number], step=number + 1)
+                times[index] = times[index] + rates
+            return replace(state, at=at, found=found, times=times)
         return self._back(state, self.num_segments - 1 - (number - run.num_steps))
 
     def _back(self, state: SegmentState, index: int) -> SegmentState:
         positions = state.found[index * self.per_segment : (index + 1) * self.per_segment]
         checkpoints = [self.replay.problem.copied(parameters=position) for position in positions]
-        length = self.replay.run.length()
-        matrix = _mean([GaussNewtonOperator(each) for each in checkpoints]) + length.weight_decay * identity
-        time = sum(length.effective_rates[self.segments[index]])
-        solution = TrainingFilter(time, rtol=self.rtol).solve(matrix, state.cotangents)
+        matrix = _mean([GaussNewtonOperator(each) for each in checkpoints])
+        x, carried, solution = self._flow(index, matrix, state)
         scores, size = state.scores, self.replay.problem.data.batch_size
         for each in checkpoints:
-            along = directional_derivatives(each, directions=solution.x, batch_size=size)
+            along = directional_derivatives(each, directions=x, batch_size=size)
             scores = scores - along.T / len(checkpoints)
         return replace(
             state,
-            cotangents=state.cotangents - matrix @ solution.x,  # e^{-τμ} = 1 - μ f(μ)
+            cotangents=carried,
             scores=scores,
             residual=[*state.residual, solution.residual],
             num_matvecs=state.num_matvecs + solution.num_matvecs + state.cotangents.shape[1],
             done=index == 0,
         )
+
+    def _flow(self, index: int, matrix: LinearOperator, state: SegmentState) -> tuple[Tensor, Tensor, Solution]:
+        """Return G_s⁻¹ (1 - e^{-τ_s G_s})ᵀ u with the weight decay in G_s, what u becomes, and the solution."""
+        run, segment, u = self.replay.run, self.segments[index], state.cotangents
+        if not isinstance(run.rule, AdamRule):
+            length = run.length()
+            matrix = matrix + length.weight_decay * identity
+            solution = TrainingFilter(sum(length.effective_rates[segment]), rtol=self.rtol).solve(matrix, u)
+            return solution.x, u - matrix @ solution.x, solution  # e^{-τμ} = 1 - μ f(μ)
+        times, decay = state.times[index], run.rule.weight_decay
+        decays = torch.full_like(times, decay * sum(run.learning_rates[segment]))
+        decays = decays if run.rule.decoupled else decay * times
+        scale = times.sqrt()[:, None]
+        # A flow of S (G + decay) S for a time of 1. Where S is 0 nothing has moved.
+        solution = TrainingFilter(1.0, rtol=self.rtol).solve(Scaled(matrix, times.sqrt(), decays), scale * u)
+        x = scale * solution.x
+        lost = torch.where(scale > 0, decays[:, None] / scale, 0.0) * solution.x
+        return x, u - matrix @ x - lost, solution
 
     def result(self, state: SegmentState) -> SegmentResponse:
         gap = checked_gap(self.replay, state.at)

@@ -92,6 +92,12 @@ class AdamRule:
         scale = lr / (1 - self.betas[0] ** step)
         return position - scale * mean / (root / math.sqrt(1 - self.betas[1] ** step) + self.eps), mean, square
 
+    def rates(self, state: State, *, lr: float, step: int) -> Tensor:
+        """Return lr / (sqrt(v̂) + eps) of each parameter in a step, by the state after it; 0 without a gradient."""
+        square = state[2]
+        root = square.sqrt() / math.sqrt(1 - self.betas[1] ** step)
+        return torch.where(square > 0, lr / (root + self.eps), 0.0)
+
 
 def rule_of(optimizer: torch.optim.Optimizer) -> UpdateRule:
     """Return what SGD, Adam or AdamW do with a gradient, or raise a ValueError that says what can be recorded."""

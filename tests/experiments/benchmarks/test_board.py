@@ -120,7 +120,7 @@ def test_the_length_of_adam_is_that_of_a_loop() -> None:
         assert trained.length.learning_rates == pytest.approx(rates, rel=1e-2)
         assert trained.length.time == pytest.approx(sum(rates), rel=1e-3)  # no momentum beside Adam's own
         torch.testing.assert_close(trained.model.state_dict(), model.state_dict(), rtol=1e-2, atol=1e-3)
-        assert methods.SEGMENTS not in [m.name for m in methods.own_scores(place, trained)]  # SOURCE is of SGD
+        assert methods.SEGMENTS in [m.name for m in methods.own_scores(place, trained)]
 
 
 def test_trak_of_other_networks_is_of_none_that_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:

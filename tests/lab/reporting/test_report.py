@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from curvlab.lab import Claim, Criterion, Interval, exact, judge, out_of_reach, tables
+from curvlab.lab import Claim, Criterion, Interval, exact, judge, out_of_reach, t_interval, tables
 from curvlab.lab.claims.claim_sheet import save_claims
-from curvlab.lab.claims.claims import Change
+from curvlab.lab.claims.claims import Change, not_asked
 from curvlab.lab.reporting.causes import cause
 from curvlab.lab.reporting.findings import HEADLINES, NO_VALUE, find, picture_title
 from curvlab.lab.reporting.report import build_report, main, note, number_text, pages, value_text
@@ -121,6 +121,21 @@ def test_the_first_page_counts_the_papers_own_claims_at_the_largest_judged_prese
     assert "![LiSSA against PBRF](lissa/fig1/laptop/figure.png)" in first
     assert "](benchmarks/README.md)" in first
     assert "bench-speed" not in first
+
+
+def test_what_laptop_leaves_open_is_counted_by_its_reason(tmp_path: Path, headlines: Path) -> None:
+    """Of the paper's own claims: two that were decided, one undecided, one out of reach, two not asked."""
+    claims = [another(GOOD, name) for name in ("decided", "far", "lenet", "mlp", "vgg", "vit")]
+    few = judge(claims[3].claim, 0.995, t_interval([0.99, 1.0]), if_not_reproduced="Two seeds.")
+    wide = judge(claims[4].claim, 0.99, Interval(0.4, 1.0, "t 95 %, 3 seeds", 3), if_not_reproduced="The sign.")
+    far = out_of_reach(claims[1].claim, "Needs a GPU.")
+    unmeasured = not_asked(out_of_reach(claims[2].claim, "Not computed."), "It takes hours.")
+    root = tmp_path / "results"
+    fill(root / "lissa/fig1/laptop", [claims[0], far, unmeasured, few, wide, claims[5]])
+    fill(root / "lissa/fig1/paper", [few])
+    folders = read_results(root)
+    page = pages(folders, {paper.paper: paper for paper in find(folders, headlines)})["REPRODUCE.md"]
+    assert "| Klochkov & Liu 2024 | 6 | 1 | 1 | 1 | 1 | 67 % |" in page
 
 
 def test_a_papers_page_has_headlines_claims_settings_and_what_made_them(made_up: dict[str, str]) -> None:

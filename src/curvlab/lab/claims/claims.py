@@ -24,10 +24,12 @@ its own value). The first line that applies gives the verdict:
     ==============  =========================================================================================
 
 A claim stands at a preset that can decide it. The forecast can only take out what came out undecided; what a run
-decides stands, whatever was forecast. Until 2026-11-26 a missed criterion whose direction is open was undecided,
-and so could be not asked here: the sheets say where that changed a verdict. Bounds are inclusive. A preset may
-also call a claim out of reach that it has a value for, with the reason; and a sheet may say beforehand what a
-preset cannot decide (see `claim_sheet`).
+decides stands, whatever was forecast, so that no failure is hidden. But its two seeds are the run's own, and it
+lessens the number of undecided claims: headlines count what it takes out as undecided, results/REPRODUCE.md does
+so apart. Until 2026-11-26 a missed criterion whose direction is open was undecided, and so could be not asked
+here: the sheets say where that changed a verdict. Bounds are inclusive. A preset may also call a claim out of
+reach that it has a value for, with the reason; and a sheet may say beforehand what a preset cannot decide (see
+`claim_sheet`).
 """
 
 from __future__ import annotations

@@ -45,6 +45,8 @@ from curvlab.lab.targets.target import ROOT, paper_titles
 
 NOT_JUDGED = "not judged"
 STANDINGS = (REPRODUCED, DIRECTION_ONLY, UNDECIDED, NOT_REPRODUCED, causes.FALSE, NOT_JUDGED)  # see docs/words.md
+OPEN_AT = "laptop"
+OPEN = ("claims", UNDECIDED, OUT_OF_REACH, "measured without power", "not measured", "left open")  # at `OPEN_AT`
 SETTING = ("name", "ours", "paper")
 _LONGEST_NOTE = 240  # characters; all of it stands in claims.json
 
@@ -87,7 +89,8 @@ def _first_page(
         "",
         *markdown(("the papers' own claims", *STANDINGS), standings, "|---|" + "---:|" * len(STANDINGS)),
         "",
-        f"[What the verdicts mean](../docs/words.md#verdict).{left_out}",
+        "[What the verdicts mean](../docs/words.md#verdict); [what is left open](REPRODUCE.md#left-open)."
+        f"{left_out}",
         "",
     ]
     for paper in papers:
@@ -295,7 +298,30 @@ def _commands(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str, 
             ]
             rows.append([*map(_cell, cells)])
         lines += [f"## {titles.get(paper, paper)}", "", *markdown(heads, rows, "|---|---|--:|--:|--:|---|"), ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_left_open(shown, titles)])
+
+
+def _left_open(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str, str]) -> list[str]:
+    """Return how many of each paper's own claims one preset leaves open, and why; what it did not ask counts."""
+    rows = []
+    for paper, own in shown.items():
+        claims = [each for folder in own if folder.preset == OPEN_AT for each in causes.own_claims(paper, folder)]
+        if paper == "benchmarks" or not claims:
+            continue
+        counts = Counter(each.verdict for each in claims)
+        powerless = sum(each.verdict == NOT_ASKED and each.weighed == UNDECIDED for each in claims)
+        numbers = [counts[UNDECIDED], counts[OUT_OF_REACH], powerless, counts[NOT_ASKED] - powerless]
+        share = f"{100 * sum(numbers) / len(claims):.0f} %"
+        rows.append([titles.get(paper, paper).partition(":")[0], str(len(claims)), *map(str, numbers), share])
+    return [
+        "## Left open",
+        "",
+        *markdown((f"the papers' own claims at `{OPEN_AT}`", *OPEN), rows, "|---|" + "---:|" * len(OPEN)),
+        "",
+        "Measured without power, and not measured: these were not asked. Without power: fewer than three seeds,",
+        "or undecided where the spread of the run's own first two said so; headlines count both as undecided.",
+        "",
+    ]
 
 
 # ------------------------------------------------------------------------------------ words

@@ -21,6 +21,7 @@ from curvlab.curvature import (
 )
 from curvlab.linalg import identity
 from curvlab.solvers import DivergenceError, Lissa, measure_constant, measure_recipe
+from tests.refusals import refuses
 
 
 def named(name: str) -> Problem:
@@ -188,18 +189,13 @@ def test_probabilities_and_their_bound() -> None:
 def test_what_is_refused() -> None:
     one = named("mlp_tanh-ce")
     op = GaussNewtonOperator(*one)
-    with pytest.raises(ValueError, match="one probability for each of 5 examples"):
-        ImportanceOperator(op, torch.ones(4))
-    with pytest.raises(ValueError, match="not all 0"):
-        ImportanceOperator(op, torch.zeros(5))
+    refuses("one probability for each of 5 examples", ImportanceOperator, op, torch.ones(4))
+    refuses("not all 0", ImportanceOperator, op, torch.zeros(5))
     with pytest.raises(TypeError, match="pass a GaussNewtonOperator"):
         ImportanceOperator(FisherOperator(*one, kind="empirical"), torch.ones(5))
-    with pytest.raises(ValueError, match="batch_size must be at least 1"):
-        ImportanceOperator(op, torch.ones(5)).sample(0)
-    with pytest.raises(ValueError, match="finite and not negative"):
-        importance_probabilities(torch.tensor([1.0, -1.0]))
-    with pytest.raises(ValueError, match="floor must be at least 0"):
-        importance_probabilities(torch.ones(2), floor=-1)
+    refuses("batch_size must be at least 1", ImportanceOperator(op, torch.ones(5)).sample, 0)
+    refuses("finite and not negative", importance_probabilities, torch.tensor([1.0, -1.0]))
+    refuses("floor must be at least 0", importance_probabilities, torch.ones(2), floor=-1)
 
 
 @pytest.mark.parametrize("name", ["mlp_tanh-ce", "recurrent-ce", "layer_norm-ce", "language"])

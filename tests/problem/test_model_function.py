@@ -18,6 +18,7 @@ from torch.testing import assert_close
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
 from curvlab.influence import per_example_gradients
 from curvlab.sampling import estimate_llc
+from tests.refusals import refuses
 
 OPERATORS = [GaussNewtonOperator, HessianOperator, FisherOperator]
 every_operator = pytest.mark.parametrize("operator", OPERATORS)
@@ -81,8 +82,7 @@ class DroppingAttention(nn.Module):
 def test_train_mode_is_refused_where_it_matters(operator, build, shape: tuple[int, ...], num_columns: int) -> None:
     model = build().double().train()
     before, random_state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    with pytest.raises(ValueError, match=r"model\.eval\(\)"):
-        multiply(operator, model, data(*shape), num_columns)
+    refuses(r"model\.eval\(\)", multiply, operator, model, data(*shape), num_columns)
     assert torch.equal(torch.get_rng_state(), random_state)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
@@ -109,8 +109,7 @@ def test_train_mode_is_accepted_where_it_changes_nothing(operator, model: nn.Mod
 @every_operator
 def test_batch_norm_without_running_statistics_couples_examples_in_every_mode(operator) -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)).double().eval()
-    with pytest.raises(ValueError, match="whole batch: give it running statistics"):
-        multiply(operator, model, data(4))
+    refuses("whole batch: give it running statistics", multiply, operator, model, data(4))
 
 
 class Recomputing(nn.Module):
@@ -167,8 +166,7 @@ CHAINS = {
     ("model", "what"), [(Recomputing(), "checkpoints activations"), (Counting(), "Counting writes into a tensor")]
 )
 def test_copies_of_such_a_model_say_so_too(model: nn.Module, what: str) -> None:
-    with pytest.raises(NotImplementedError, match=what):
-        estimate_llc(model, nn.CrossEntropyLoss(), data(4), **CHAINS)
+    refuses(what, estimate_llc, model, nn.CrossEntropyLoss(), data(4), **CHAINS, error=NotImplementedError)
 
 
 @pytest.mark.parametrize(
@@ -216,8 +214,7 @@ class Noisy(nn.Module):
 def test_a_model_that_draws_in_eval_mode_is_refused(operator) -> None:
     model = Noisy().double().eval()
     random_state = torch.get_rng_state()
-    with pytest.raises(ValueError, match=r"random numbers in eval mode.*must not sample"):
-        multiply(operator, model, data(4))
+    refuses(r"random numbers in eval mode.*must not sample", multiply, operator, model, data(4))
     assert torch.equal(torch.get_rng_state(), random_state)
 
 
@@ -405,8 +402,7 @@ def test_non_finite_outputs_are_reported_with_what_to_check(
 def test_non_finite_outputs_are_reported_by_every_kind() -> None:
     case = problem("linear", "ce")
     case.inputs[3, 0] = float("nan")
-    with pytest.raises(ValueError, match=r"rows \[3\].*check"):
-        FisherOperator(*case, kind="monte_carlo", generator=torch.Generator())
+    refuses(r"rows \[3\].*check", FisherOperator, *case, kind="monte_carlo", generator=torch.Generator())
     for op in (FisherOperator(*case, kind="empirical"), GaussNewtonOperator(*case, jvp="finite_difference")):
         with pytest.raises(ValueError, match=r"rows \[3\].*check"):
             op @ op.randn(1, torch.Generator())

@@ -28,6 +28,7 @@ from curvlab.curvature import GaussNewtonOperator
 from curvlab.problem import Batches, ModelFunction
 from curvlab.problem.closed_forms import CrossEntropy
 from curvlab.problem.records import Records
+from tests.refusals import refuses
 
 
 # --- Data that is another at each pass is noticed when an operator is built, and refused
@@ -71,8 +72,7 @@ def test_the_users_random_numbers_are_left_alone(case: Problem) -> None:
     )
     dense(case, Augmented(case, "seeded"))
     GaussNewtonOperator(case.model, case.loss, DataLoader(Augmented(case, "seeded"), batch_size=4))
-    with pytest.raises(ValueError, match="each time it is read"):
-        dense(case, Augmented(case, "numpy"))
+    refuses("each time it is read", dense, case, Augmented(case, "numpy"))
     assert torch.equal(torch.get_rng_state(), torch_state)
     assert (np.random.get_state()[1] == numpy_state).all()  # noqa: NPY002
     assert random.getstate() == python_state
@@ -161,8 +161,7 @@ def test_worker_processes(case: Problem) -> None:
     loader = DataLoader(dataset, batch_size=4, num_workers=1)
     assert torch.equal(read(case, loader), case.inputs)
     flipped = DataLoader(Augmented(case), batch_size=11, num_workers=1)
-    with pytest.raises(ValueError, match="begin with different batches"):
-        read(case, flipped)
+    refuses("begin with different batches", read, case, flipped)
 
 
 # --------------------------------------------------------------------------------------------- refused
@@ -215,8 +214,7 @@ def test_a_collator_that_draws_is_refused(case: Problem) -> None:
         return inputs * torch.bernoulli(torch.full_like(inputs, 0.85)), torch.stack([y for _, y in examples])
 
     loader = DataLoader(TensorDataset(case.inputs, case.targets), batch_size=4, collate_fn=collate)
-    with pytest.raises(ValueError, match="a collator that draws masks"):
-        dense(case, loader)
+    refuses("a collator that draws masks", dense, case, loader)
 
 
 SAMPLERS = {
@@ -237,8 +235,7 @@ class Grouped(BatchSampler):
 def test_samplers_that_choose_anew_are_refused_and_the_advice_works(case: Problem, name: str) -> None:
     dataset = TensorDataset(case.inputs, case.targets)
     loader = DataLoader(dataset, **SAMPLERS[name](dataset))
-    with pytest.raises(ValueError, match="each pass, so each product would belong to another matrix"):
-        dense(case, loader)
+    refuses("each pass, so each product would belong to another matrix", dense, case, loader)
     if name == "grouped anew":
         drawn = DataLoader(dataset, batch_sampler=list(loader.batch_sampler), collate_fn=loader.collate_fn)
     else:
@@ -260,8 +257,7 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize(("order", "batch_size"), [("shuffled", 4), ("once", 11)])
 def test_streams_that_do_not_repeat_themselves_are_refused(case: Problem, order: str, batch_size: int) -> None:
     message = "begin with different batches" if order == "shuffled" else "a second pass over the data is empty"
-    with pytest.raises(ValueError, match=message):
-        dense(case, DataLoader(Stream(case, order), batch_size=batch_size))
+    refuses(message, dense, case, DataLoader(Stream(case, order), batch_size=batch_size))
     fixed = DataLoader(Stream(case, "fixed"), batch_size=4)
     assert_close(dense(case, fixed), whole(case), rtol=1e-10, atol=1e-12)
 

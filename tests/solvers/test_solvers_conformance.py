@@ -36,6 +36,7 @@ from curvlab.spectrum import (
     xtrace,
 )
 from experiments.benchmarks.solvers.chebyshev import Chebyshev
+from tests.refusals import refuses
 
 DAMPING = 0.1
 TIME = 3.0
@@ -157,8 +158,7 @@ def test_history_has_the_residual_of_every_step_and_zero_columns_give_zero(
     ids=["length", "dtype", "nan", "inf", "large"],
 )
 def test_bad_right_hand_sides_are_refused(matrix: Tensor, build_solver, b: Tensor, said: str) -> None:
-    with pytest.raises(ValueError, match=f"right-hand side ?{said}"):
-        build_solver(matrix).solve(FullBatch(matrix) + DAMPING * identity, b)
+    refuses(f"right-hand side ?{said}", build_solver(matrix).solve, FullBatch(matrix) + DAMPING * identity, b)
 
 
 def test_products_must_be_finite(matrix: Tensor, build_solver) -> None:
@@ -174,8 +174,7 @@ def test_indefinite_without_damping_is_refused(name: str, damping: float) -> Non
     matrix = torch.diag(torch.tensor([2.0, 1.0, -0.5], dtype=torch.float64))
     message = r"FullBatch \+ IdentityOperator is not known to be positive semi-definite.*add damping larger"
     solver = SOLVERS[name](EYE)
-    with pytest.raises(ValueError, match=message):
-        solver.solve(FullBatch(matrix) + damping * identity, torch.ones(3, dtype=torch.float64))
+    refuses(message, solver.solve, FullBatch(matrix) + damping * identity, torch.ones(3, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("name", KNOW_THEIR_RESIDUAL)
@@ -345,5 +344,4 @@ def test_a_file_that_has_all_samples_is_a_result(matrices: Tensor, tmp_path: Pat
 
 @pytest.mark.parametrize("name", [*ESTIMATORS, "lissa"])
 def test_a_checkpoint_needs_a_generator_whose_state_it_keeps(name: str, matrices: Tensor, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="pass generator="):
-        called(name, DenseOperator(matrices), seed=None, checkpoint=tmp_path / "a")
+    refuses("pass generator=", called, name, DenseOperator(matrices), seed=None, checkpoint=tmp_path / "a")

@@ -122,46 +122,19 @@ SETTINGS = OmegaConf.create(
 )
 
 
-class FakeRun:
-    """Computes every unit and keeps its key."""
-
-    def __init__(self) -> None:
-        self.keys: dict[str, dict] = {}
-
-    def unit(self, name: str, key: dict, compute, *, version: int, about: str) -> dict:
-        self.keys[name] = key
-        return compute()
-
-    def generator(self, *names: object) -> torch.Generator:
-        return torch.Generator().manual_seed(sum(str(names).encode()))
-
-    def add_matvecs(self, count: int) -> None:
-        pass
-
-
 def small_task(**changes: Any) -> TrainedTask:
     torch.manual_seed(0)
     inputs, targets = torch.randn(40, 5), torch.randint(3, (40,))
-    values: dict[str, Any] = {
-        "run": None,
-        "name": "linear",
-        "settings": OmegaConf.create({}),
-        "splits": SimpleNamespace(task="classification", num_outputs=3),
-        "data_key": {},
-        "model": nn.Linear(5, 3).eval(),
-        "train": (inputs, targets),
-        "train_indices": torch.arange(40),
-        "trained_key": {"model": "linear"},
-        "num_parameters": 18,
-        "train_loss": 1.0,
-        "test_loss": float("nan"),
-        "test_accuracy": None,
-    }
+    splits = SimpleNamespace(task="classification", num_outputs=3)
+    values: dict[str, Any] = {"run": None, "name": "linear", "settings": OmegaConf.create({}), "splits": splits}
+    values |= {"data_key": {}, "trained_key": {"model": "linear"}, "model": nn.Linear(5, 3).eval()}
+    values |= {"train": (inputs, targets), "train_indices": torch.arange(40), "num_parameters": 18}
+    values |= {"train_loss": 1.0, "test_loss": float("nan"), "test_accuracy": None}
     return TrainedTask(**(values | changes))
 
 
-def test_trace_and_largest_eigenvalue_are_those_of_the_dense_matrix() -> None:
-    run = FakeRun()
+def test_trace_and_largest_eigenvalue_are_those_of_the_dense_matrix(stub_run) -> None:
+    run = stub_run
     task = small_task(run=run)
     found = spectrum(run, task, SETTINGS)
     assert run.keys["spectrum/largest"] == {"model": "linear", "rtol": 0.01}
@@ -169,12 +142,13 @@ def test_trace_and_largest_eigenvalue_are_those_of_the_dense_matrix() -> None:
     assert found["largest_eigenvalue"] == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=0.02)
     assert found["trace"] == pytest.approx(float(dense.trace()), rel=1e-6)
     assert found["trace_stderr"] == 0
+    run.stored.clear()  # of the same key
     many = small_task(run=run, splits=SimpleNamespace(task="classification", num_outputs=1000))
     by_probes = trace(run, many, SETTINGS)  # cheaper than a gradient for each of 1,000 classes
     assert 0 < abs(by_probes["trace"] - float(dense.trace())) < 5 * by_probes["trace_stderr"]
 
 
-def test_constants_of_language_models_count_tokens() -> None:
+def test_constants_of_language_models_count_tokens(stub_run) -> None:
     """The same examples as sequences of four predictions each: C is four times larger, |B| being in tokens."""
     images = small_task()
     repeated = (images.train[0][:, None].expand(-1, 4, -1), images.train[1][:, None].expand(-1, 4))
@@ -183,25 +157,15 @@ def test_constants_of_language_models_count_tokens() -> None:
     sequences = small_task(train=repeated, splits=splits)
     assert [sequences.predictions_per_example, images.predictions_per_example] == [4, 1]
     trace = float(gauss_newton(images).to_dense().trace())
-    found = [constants(FakeRun(), task, SETTINGS, trace=trace) for task in (images, sequences)]
+    found = []
+    for task in (images, sequences):  # whose keys are equal
+        stub_run.stored.clear()
+        found.append(constants(stub_run, task, SETTINGS, trace=trace))
     assert found[1]["largest"] == pytest.approx(4 * found[0]["largest"], rel=1e-4)
 
 
 # --------- Bounds of the constant of condition C.1 against dense matrices of every example
 CFG = SimpleNamespace(constant={"num_leading": 2, "num_random": 3})
-
-
-class UnitRun:
-    """Computes every unit."""
-
-    def unit(self, name: str, key: dict, compute, *, version: int, about: str) -> dict:
-        return compute()
-
-    def generator(self, *names: object) -> torch.Generator:
-        return torch.Generator().manual_seed(len(names))
-
-    def add_matvecs(self, count: int) -> None:
-        pass
 
 
 class Scaled(nn.Module):
@@ -222,19 +186,11 @@ def bounded_task(model: nn.Module, *, length: int | None = None) -> SimpleNamesp
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(2 * torch.randn_like(parameter))
-    inputs = 2 * torch.randn(*shape, 4, dtype=torch.float64)
-    return SimpleNamespace(
-        label="small",
-        seed_name="small",
-        is_language=length is not None,
-        predictions_per_example=float(length or 1),
-        key={},
-        model=model,
-        loss=nn.CrossEntropyLoss(),
-        train=(inputs, torch.randint(3, shape)),
-        num_train=12,
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
-    )
+    data = 2 * torch.randn(*shape, 4, dtype=torch.float64), torch.randint(3, shape)
+    size, loss = sum(parameter.numel() for parameter in model.parameters()), nn.CrossEntropyLoss()
+    own: dict[str, Any] = {"label": "small", "seed_name": "small", "key": {}, "is_language": length is not None}
+    own |= {"predictions_per_example": float(length or 1), "num_train": 12, "num_parameters": size}
+    return SimpleNamespace(model=model, loss=loss, train=data, **own)
 
 
 def examples(task: SimpleNamespace) -> Tensor:
@@ -242,9 +198,8 @@ def examples(task: SimpleNamespace) -> Tensor:
     found = []
     for inputs in task.train[0]:
         outputs = task.model(inputs).reshape(-1, 3)
-        rows = [
-            torch.autograd.grad(o, list(task.model.parameters()), retain_graph=True) for o in outputs.flatten()
-        ]
+        parameters = list(task.model.parameters())
+        rows = [torch.autograd.grad(output, parameters, retain_graph=True) for output in outputs.flatten()]
         jacobian = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows]).view(len(outputs), 3, -1)
         p = outputs.detach().softmax(-1)
         middle = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
@@ -263,10 +218,10 @@ def needed(of_one: Tensor) -> float:
 
 
 @pytest.mark.parametrize(("model", "length"), [(nn.Linear(4, 3), None), (Scaled(), None), (Scaled(), 5)])
-def test_bounds_hold_what_is_needed(model: nn.Module, length: int | None) -> None:
+def test_bounds_hold_what_is_needed(stub_run, model: nn.Module, length: int | None) -> None:
     task = bounded_task(model, length=length)
     of_one, unit = examples(task), task.predictions_per_example
-    found = constant_bounds(UnitRun(), task, CFG)
+    found = constant_bounds(stub_run, task, CFG)
     assert found["at_least"] <= unit * needed(of_one) * (1 + 1e-9) <= found["at_most"] * (1 + 1e-9)
     assert found["at_least"] > 0.3 * unit * needed(of_one)
     traces = of_one.diagonal(dim1=1, dim2=2).sum(1)
@@ -278,19 +233,19 @@ def test_bounds_hold_what_is_needed(model: nn.Module, length: int | None) -> Non
         assert largest * (1 - 1e-9) <= found["at_most"] <= 1.07 * largest
 
 
-def test_leading_direction_is_that_of_dense_matrices() -> None:
+def test_leading_direction_is_that_of_dense_matrices(stub_run) -> None:
     task = bounded_task(nn.Linear(4, 3))
     of_one = examples(task)
     mean = of_one.mean(0)
     values, vectors = torch.linalg.eigh(mean)
     v = vectors[:, -1]
     expected = float(((of_one @ v).square().sum(1).mean() - (mean @ v).square().sum()) / values[-1])
-    found = constant_bounds(UnitRun(), task, CFG)
+    found = constant_bounds(stub_run, task, CFG)
     assert found["leading"][0] == pytest.approx(expected, rel=0.02)
 
 
-def test_without_traces_too_many_examples_have_no_upper_bound(monkeypatch) -> None:
+def test_without_traces_too_many_examples_have_no_upper_bound(stub_run, monkeypatch) -> None:
     monkeypatch.setattr(module, "MOST_EXAMPLES", 5)
-    found = constant_bounds(UnitRun(), bounded_task(Scaled()), CFG)
+    found = constant_bounds(stub_run, bounded_task(Scaled()), CFG)
     assert found["at_most"] == float("inf")
     assert found["at_least"] > 0

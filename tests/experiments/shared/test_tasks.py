@@ -29,33 +29,6 @@ CONF = Path(__file__).parents[3] / "conf"
 NAMES = sorted(path.stem for path in (CONF / "task").glob("*.yaml"))
 
 
-class StoringRun:
-    """Keeps units in memory, and counts those that it had to compute."""
-
-    device = torch.device("cpu")
-
-    def __init__(self) -> None:
-        self.stored: dict[str, dict] = {}
-
-    def unit(self, name: str, key: dict, compute, *, version: int, about: str, resumes: bool = False) -> dict:
-        place = json.dumps([name, key, version], sort_keys=True)
-        if place not in self.stored:
-            self.stored[place] = compute(Path("not needed")) if resumes else compute()
-        return self.stored[place]
-
-    def generator(self, *names: object) -> torch.Generator:
-        return torch.Generator().manual_seed(sum(str(names).encode()))
-
-    def record_data(self, name: str, checksum: str) -> None:
-        pass
-
-    def progress(self, iterable, description: str):
-        return iterable
-
-    def bar(self, description: str) -> bool:
-        return False
-
-
 @pytest.fixture(scope="module")
 def tasks() -> dict[str, DictConfig]:
     with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -76,8 +49,8 @@ def test_no_two_names_for_one_task(tasks: dict[str, DictConfig]) -> None:
     assert same == []
 
 
-def test_a_network_is_trained_once_whatever_its_curvature_is_over(tasks: dict[str, DictConfig]) -> None:
-    run, settings = StoringRun(), tasks["mlp_8_digits_200"]
+def test_a_network_is_trained_once_whatever_its_curvature_is_over(stub_run, tasks: dict[str, DictConfig]) -> None:
+    run, settings = stub_run, tasks["mlp_8_digits_200"]
     whole = Task.load(run, "mlp_8_digits_200", settings).trained()
     assert [whole.label, whole.num_train, whole.is_language] == ["mlp-8-digits-200", 200, False]
     assert whole.num_parameters == sum(whole.tensor_sizes) == 65 * 8 + 9 * 10
@@ -90,8 +63,8 @@ def test_a_network_is_trained_once_whatever_its_curvature_is_over(tasks: dict[st
     assert not torch.equal(next(other.model.parameters()), next(whole.model.parameters()))
 
 
-def test_streams_and_keys_are_named_after_the_seed_name(tasks: dict[str, DictConfig]) -> None:
-    run = StoringRun()
+def test_streams_and_keys_are_named_after_the_seed_name(stub_run, tasks: dict[str, DictConfig]) -> None:
+    run = stub_run
     task = Task.load(run, "mlp_8_digits_200", tasks["mlp_8_digits_200"])
     first, again = (task.build(task.generator("start", 3)).state_dict() for _ in range(2))
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -106,8 +79,8 @@ def test_streams_and_keys_are_named_after_the_seed_name(tasks: dict[str, DictCon
     }  # fmt: skip
 
 
-def test_pairs_are_the_examples_at_their_places(tasks: dict[str, DictConfig]) -> None:
-    task = Task.load(StoringRun(), "mlp_8_digits_200", tasks["mlp_8_digits_200"])
+def test_pairs_are_the_examples_at_their_places(stub_run, tasks: dict[str, DictConfig]) -> None:
+    task = Task.load(stub_run, "mlp_8_digits_200", tasks["mlp_8_digits_200"])
     inputs, targets = task.pair("test", torch.tensor([4, 1]), dtype=torch.float64)
     assert (inputs.dtype, targets.dtype) == (torch.float64, torch.int64)
     assert torch.equal(inputs[1].float(), task.splits.test[1][0])
@@ -121,16 +94,13 @@ DOCUMENTS = [f"The number {i} is followed by the number {i + 1}, as everybody kn
 
 
 @pytest.fixture
-def build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[TrainedTask, dict[str, float], int]]:
+def build(config_of, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[TrainedTask, dict[str, float], int]]:
     """Return a function: overrides to the task, its perplexities, and how many units had to be computed."""
     pytest.importorskip("transformers")
     monkeypatch.chdir(Path(__file__).parents[3])
 
     def run(*overrides: str) -> tuple[TrainedTask, dict[str, float], int]:
-        folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
-        cfg = load_config(all_targets()["lissa/fig3"], ["preset=smoke", "tracker=none", *folders, *overrides])
+        cfg = config_of("lissa/fig3", *overrides)
         ((name, settings),) = task_settings(cfg).items()
         with start(cfg, key="lissa/fig3", title="test") as started:
             task = Task.load(started, name, settings).trained()
@@ -185,9 +155,8 @@ def test_the_paper_preset_loads_published_weights_tokenizer_and_text(
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(folder)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = small_causal_language_model(
-            input_shape=(160,), num_outputs=296, num_layers=1, width=8, num_heads=2
-        )  # a padded vocabulary, as OPT's
+        sizes = {"num_layers": 1, "width": 8, "num_heads": 2}  # a padded vocabulary, as OPT's
+        model = small_causal_language_model(input_shape=(160,), num_outputs=296, **sizes)
     model.save_pretrained(folder)
     text.mkdir()
     (text / "part.jsonl").write_text("".join(json.dumps({"text": document}) + "\n" for document in DOCUMENTS))

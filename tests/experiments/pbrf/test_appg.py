@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch import nn
-from torch.func import functional_call, hessian, jacrev
 
-from curvlab.lab import ClaimResult, Run, all_targets, load_config, tables, task_settings
+from curvlab.lab import Run, all_targets, load_config, tables, task_settings
 from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from curvlab.linalg import DenseOperator
@@ -25,6 +22,8 @@ from experiments.pbrf.appg.summary import at_cost, cost_to, geometric
 from experiments.pbrf.appg.systems import NetworkSystems
 from experiments.pbrf.appg.trajectories import CountedOperator, recorded_steps
 from experiments.pbrf.networks import load_network
+
+from .dense_mlp import dense_gauss_newton, dense_hessian
 
 DAMPING, SCALE = 0.2, 30.0
 
@@ -109,28 +108,11 @@ def systems(smoke: Path) -> dict[str, NetworkSystems]:
     return {curvature: NetworkSystems.of(network, curvature) for curvature in own.curvatures}
 
 
-def dense(systems: NetworkSystems) -> torch.Tensor:
-    """Return the Gauss-Newton matrix or the Hessian of a network with one output and mean squares, by autograd."""
-    model, (inputs, targets) = systems.task.model, systems.task.train
-    start = torch.cat([p.detach().flatten() for p in model.parameters()])
-
-    def outputs(flat: torch.Tensor) -> torch.Tensor:
-        values, place = {}, 0
-        for name, parameter in model.named_parameters():
-            values[name] = flat[place : place + parameter.numel()].view_as(parameter)
-            place += parameter.numel()
-        return functional_call(model, values, (inputs,))
-
-    if systems.matrix == "hessian":
-        return hessian(lambda flat: nn.functional.mse_loss(outputs(flat), targets))(start)
-    jacobian = jacrev(outputs)(start).reshape(-1, len(start))
-    return 2 / len(jacobian) * jacobian.T @ jacobian
-
-
 @pytest.mark.parametrize("curvature", ["gauss_newton", "hessian"])
 def test_reference_solves_the_dense_system(systems: dict[str, NetworkSystems], curvature: str) -> None:
     own = systems[curvature]
-    matrix = dense(own)
+    of_network = own.task.model, own.task.train
+    matrix = dense_hessian(*of_network)[0] if curvature == "hessian" else dense_gauss_newton(*of_network)
     values = torch.linalg.eigvalsh(matrix)
     assert own.spectrum["largest"] == pytest.approx(float(values[-1]), rel=0.02)
     if curvature == "hessian":
@@ -195,63 +177,30 @@ def curves_of(
 ) -> pd.DataFrame:
     """Return curves of CG, and of one run and the mean of five of LiSSA, which costs five times as much."""
     factors = {"CG": 1.0, "LiSSA, 1 run": 0.5, "LiSSA, 5 runs": 2.5}
-    frames = [
-        pd.DataFrame(
-            {
-                "task": TASK,
-                "curvature": "gauss_newton",
-                "seed": seed,
-                "method": method,
-                "work": factor * np.array(WORK),
-                "error": errors.get(method, [0.9, 0.5, 0.05, 0.01]),
-                "error_worst": errors.get(method, [0.9, 0.5, 0.05, 0.01]),
-                "correlation": correlations.get(method, [0.1, 0.5, 0.95, 1.0]),
-            }
-        )
-        for seed in range(num_seeds)
-        for method, factor in factors.items()
-    ]
+    frames = []
+    for seed, (method, factor) in product(range(num_seeds), factors.items()):
+        own = {"task": TASK, "curvature": "gauss_newton", "seed": seed, "method": method}
+        own |= {"work": factor * np.array(WORK), "correlation": correlations.get(method, [0.1, 0.5, 0.95, 1.0])}
+        own["error"] = own["error_worst"] = errors.get(method, [0.9, 0.5, 0.05, 0.01])
+        frames.append(pd.DataFrame(own))
     return pd.concat(frames, ignore_index=True)
 
 
 def states_of(largest: list[float], damping: float = 0.05) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "task": TASK,
-            "curvature": "gauss_newton",
-            "seed": range(len(largest)),
-            "P": 100,
-            "N": 40,
-            "largest eigenvalue": largest,
-            "smallest eigenvalue": 0.0,
-            "damping asked for": damping,
-            "damping": damping,
-            "LiSSA scale": 10.0,
-        }
-    )
+    state = {"task": TASK, "curvature": "gauss_newton", "P": 100, "N": 40, "smallest eigenvalue": 0.0}
+    state |= {"damping asked for": damping, "damping": damping, "LiSSA scale": 10.0}
+    return pd.DataFrame(state | {"seed": range(len(largest)), "largest eigenvalue": largest})
 
 
 @pytest.fixture
-def verdicts(computed_of, judged) -> Callable[..., dict[str, ClaimResult]]:
+def verdicts(results_of):
     """Return a function that judges made-up tables, and gives the results by claim."""
-
-    def found(config: dict[str, Any] | None = None, **tables: pd.DataFrame) -> dict[str, ClaimResult]:
-        tables = {"states": states_of([5.0, 5.0, 5.0]), "curves": curves_of({}, {}), "table": ENDS} | tables
-        results = judged("pbrf/appg", computed_of(tables, config))
-        return {result.claim.id.removesuffix(f"-{TASK}"): result for result in results}
-
-    return found
+    usual = {"states": states_of([5.0, 5.0, 5.0]), "curves": curves_of({}, {}), "table": ENDS}
+    return lambda config=None, **tables: results_of("pbrf/appg", usual | tables, config, TASK)
 
 
-ENDS = pd.DataFrame(
-    {
-        "task": [TASK],
-        "method": ["LiSSA, 1 run"],
-        "num_steps": [5000.0],
-        "damping": [0.001],
-        "error": [0.24],
-        "correlation": [0.97],
-    }
+ENDS = pd.DataFrame({"task": [TASK], "method": "LiSSA, 1 run", "num_steps": 5000.0}).assign(
+    damping=0.001, error=0.24, correlation=0.97
 )
 
 
@@ -352,22 +301,11 @@ def test_truncated_cg_is_judged_by_what_its_condition_number_guarantees(
 
 
 def test_s_test_that_saves_half_of_what_it_should_is_seen(verdicts) -> None:
-    rows = [
-        {
-            "task": TASK,
-            "seed": seed,
-            "N": 80,
-            "N_test": num,
-            "seconds by training points": 7.0,
-            "seconds by s_test": 7.0 * num / 20,
-            "products by training points": 800 + 10 * seed,
-            "products by s_test": 2 * (800 + 10 * seed) * num / 80,
-            "largest relative difference": 1e-7,
-        }
-        for seed in range(3)
-        for num in (10, 20)
-    ]
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame(product(range(3), (10, 20)), columns=["seed", "N_test"]).assign(task=TASK, N=80)
+    table["seconds by training points"], table["seconds by s_test"] = 7.0, 7.0 * table.N_test / 20
+    table["products by training points"] = 800 + 10 * table.seed
+    table["products by s_test"] = 2 * (800 + 10 * table.seed) * table.N_test / 80
+    table["largest relative difference"] = 1e-7
     result = verdicts(s_test=table)["s-test-saves"]
     assert result.value == pytest.approx(0.5)
     assert result.verdict == "not reproduced"
@@ -400,14 +338,8 @@ def test_seconds_stand_beside_the_cost(verdicts) -> None:
 def test_depth_stands_beside_what_was_measured_with_it(verdicts) -> None:
     left = [(1 - 0.001 / scale) ** 5000 for scale in (10, 500)]
     depth = pd.DataFrame({"formula": "depth", "case": ["σ = 10", "σ = 500"], "num_terms": 5000.0, "error": left})
-    others = pd.DataFrame(
-        {
-            "formula": ["from 0", "from 1", "products", "powers of one batch"],
-            "case": "any",
-            "num_terms": np.inf,
-            "error": [0.0, 1.0, 0.0, 1.0],
-        }
-    )
+    errors = {"from 0": 0.0, "from 1": 1.0, "products": 0.0, "powers of one batch": 1.0}
+    others = pd.DataFrame(errors.items(), columns=["formula", "error"]).assign(case="any", num_terms=np.inf)
     result = verdicts(formulas=pd.concat([others, depth], ignore_index=True))["depth-suffices"]
     assert result.verdict == "not reproduced"
     # (1 - (h + λ)/σ)^T = 0.1

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import nn
 
 from curvlab.influence import self_influence
 from curvlab.influence.retraining import GAPS, LeftOut
-from curvlab.lab import ClaimResult, Computed, ConfigurationError, load_config, task_settings
+from curvlab.lab import ConfigurationError, load_config, task_settings
 from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from curvlab.lab.targets.gather import gather
@@ -119,69 +120,72 @@ def test_a_mistyped_level_is_refused() -> None:
     assert level.settings.model.hidden_sizes == [4, 4, 4]
 
 
-def test_claims_follow_the_slopes(computed_of, judged) -> None:
+@pytest.fixture
+def judge_sizes(results_of):
+    """Return a function that judges three seeds whose gaps a function of factor, level and seed gives."""
+
+    def judge(sizes, factors, levels, lissa=None):
+        rows = [
+            {"task": "m", "factor": factor, "level": level, "seed": seed, "group": 0, "gap": gap}
+            | {"per_example": size, "total": 0.0}
+            for factor, level, seed in product(factors, levels, range(3))
+            for gap, size in sizes(factor, level, seed).items()
+        ]
+        points = pd.DataFrame(rows)
+        table = points.groupby(["task", "factor", "level", "gap"], as_index=False).per_example.mean()
+        table = table.rename(columns={"per_example": "mean"}).assign(**{"train loss": 1.0, "gradient norm": 1.0})
+        networks = points[["task", "factor", "level", "seed"]].drop_duplicates()
+        networks = networks if lissa is None else networks.assign(LiSSA=lissa)
+        return results_of("pbrf/fig5", {"points": points, "table": table, "networks": networks})
+
+    return judge
+
+
+def test_claims_follow_the_slopes(judge_sizes) -> None:
     """Gaps ∝ level^exponent, with noise between seeds that leaves the smallest undecided."""
-    rows = []
-    for factor, exponent in {"width": -0.5, "depth": 2.0, "damping": 1.0, "removed": 0.5, "epochs": 0.01}.items():
-        for level in (0.1, 0.3, 0.9):
-            for seed in range(3):
-                size = level ** (exponent + 0.1 * (seed - 1))
-                small = 0.01 * size if factor == "width" else size
-                sizes = dict.fromkeys(GAPS, size) | {"linearisation": small, "solver": small, "whole": size}
-                # LiSSA's error counts, not the exact solve's, of which a part is made large enough to be seen.
-                sizes |= {"solver": 10 * size, "solver by LiSSA": small, "moved by linearised": size}
-                sizes |= {"retrained": 1.0, "moved": size if factor == "removed" else 10 * size}
-                rows += [
-                    {"task": "t", "factor": factor, "level": level, "seed": seed, "group": 0, "gap": gap}
-                    | {"per_example": value, "total": value}
-                    for gap, value in sizes.items()
-                ]
-    points = pd.DataFrame(rows)
-    table = points.groupby(["task", "factor", "level", "gap"], as_index=False).per_example.mean()
-    table = table.rename(columns={"per_example": "mean"}).assign(**{"train loss": 1.0, "gradient norm": 1.0})
-    networks = points[["task", "factor", "level", "seed"]].drop_duplicates().assign(LiSSA="LiSSA, σ = 10")
-    found = judged("pbrf/fig5", computed_of({"points": points, "table": table, "networks": networks}))
-    results = {result.claim.id: result for result in found}
-    small = results["small-at-every-level-width-t"]
+    exponents = {"width": -0.5, "depth": 2.0, "damping": 1.0, "removed": 0.5, "epochs": 0.01}
+
+    def sizes(factor: str, level: float, seed: int) -> dict[str, float]:
+        size = level ** (exponents[factor] + 0.1 * (seed - 1))
+        small = 0.01 * size if factor == "width" else size
+        own = dict.fromkeys(GAPS, size) | {"linearisation": small, "solver": small, "whole": size}
+        # LiSSA's error counts, not the exact solve's, of which a part is made large enough to be seen.
+        own |= {"solver": 10 * size, "solver by LiSSA": small, "moved by linearised": size}
+        return own | {"retrained": 1.0, "moved": size if factor == "removed" else 10 * size}
+
+    results = judge_sizes(sizes, exponents, (0.1, 0.3, 0.9), "LiSSA, σ = 10")
+    small = results["small-at-every-level-width"]
     assert small.value == pytest.approx(0.02 / 3.02)
     assert "an estimate of zero would have a share of 0.25" in small.claim.statement  # 1.01 of 4.01
     assert "0.1: 0.0066 (LiSSA, σ = 10)" in small.explanation
     assert "exactly, the largest is 0.77." in small.explanation  # 10.01 of 13.01
     assert {name: result.verdict for name, result in results.items()} == {
-        "proximity-grows-with-damping-t": "reproduced",
-        "linearisation-falls-with-damping-t": "not reproduced",
-        "non-convergence-falls-with-epochs-t": "not asked here",
-        "warm-start-falls-with-weight-decay-t": "out of reach",
-        "linearisation-grows-with-removed-t": "direction only",
-        "misaligned-with-width-t": "not reproduced",
-        "misaligned-with-depth-t": "reproduced",
-        "small-at-every-level-width-t": "reproduced",
-        "small-at-every-level-depth-t": "direction only",
-        "small-at-every-level-damping-t": "direction only",
-        "small-at-every-level-removed-t": "direction only",
-        "small-at-every-level-epochs-t": "direction only",
+        "proximity-grows-with-damping": "reproduced",
+        "linearisation-falls-with-damping": "not reproduced",
+        "non-convergence-falls-with-epochs": "not asked here",
+        "warm-start-falls-with-weight-decay": "out of reach",
+        "linearisation-grows-with-removed": "direction only",
+        "misaligned-with-width": "not reproduced",
+        "misaligned-with-depth": "reproduced",
+        "small-at-every-level-width": "reproduced",
+        "small-at-every-level-depth": "direction only",
+        "small-at-every-level-damping": "direction only",
+        "small-at-every-level-removed": "direction only",
+        "small-at-every-level-epochs": "direction only",
     }
-    assert results["misaligned-with-depth-t"].value == pytest.approx(2.0, rel=1e-6)
+    assert results["misaligned-with-depth"].value == pytest.approx(2.0, rel=1e-6)
 
 
-def test_an_estimate_of_zero_supports_nothing(computed_of, judged) -> None:
+def test_an_estimate_of_zero_supports_nothing(judge_sizes) -> None:
     """Then the whole distance is what retraining moves; the solver error, what the linearised response does."""
-    rows = [
-        {"task": "t", "factor": factor, "level": level, "seed": seed, "group": 0, "gap": gap, "per_example": size}
-        for factor in FACTORS
-        for level in (1, 2, 4)
-        for seed in range(3)
-        for gap, size in (
-            dict.fromkeys(GAPS, 1e-3)
-            | {"whole": level * (1 + seed), "retrained": level * (1 + seed), "moved": 0.0}
-        ).items()
-    ]
-    points = pd.DataFrame(rows).assign(total=0.0)
-    table = points.groupby(["task", "factor", "level", "gap"], as_index=False).per_example.mean()
-    table = table.rename(columns={"per_example": "mean"}).assign(**{"train loss": 1.0, "gradient norm": 1.0})
-    for result in judged("pbrf/fig5", computed_of({"points": points, "table": table, "networks": table})):
-        if result.claim.id.startswith(("misaligned", "small")):  # and no LiSSA was taken
-            assert result.verdict == "out of reach", result.claim.id
+
+    def sizes(_: str, level: float, seed: int) -> dict[str, float]:
+        moved = level * (1 + seed)
+        return dict.fromkeys(GAPS, 1e-3) | {"whole": moved, "retrained": moved, "moved": 0.0}
+
+    found = judge_sizes(sizes, FACTORS, (1, 2, 4))
+    about = [result for name, result in found.items() if name.startswith(("misaligned", "small"))]
+    assert {result.verdict for result in about} == {"out of reach"}  # and no LiSSA was taken
 
 
 @pytest.mark.parametrize(
@@ -195,28 +199,15 @@ def test_an_estimate_of_zero_supports_nothing(computed_of, judged) -> None:
     ],
 )
 def test_an_estimate_too_short_for_the_slope_is_judged_by_its_sign_alone(
-    share: float, turned: int | None, verdict: str, computed_of, judged
+    share: float, turned: int | None, verdict: str, judge_sizes
 ) -> None:
     """It points as badly as it can at the last level, as well at the others; in one seed the other way."""
-    rows = [
-        {"task": "t", "factor": "width", "level": level, "seed": seed, "group": 0, "gap": gap, "per_example": size}
-        for level in (16, 64, 256)
-        for seed in range(3)
-        for gap, size in {
-            "whole": 3.0 * max(1 + share if (level == 256) != (seed == turned) else 1 - share, 1e-3),
-            "retrained": 3.0,
-            "moved": 3.0 * share,
-        }.items()
-    ]
-    points = pd.DataFrame(rows).assign(total=0.0)
-    points = pd.concat([points, *(points[points.gap == "whole"].assign(gap=gap) for gap in GAPS)])
-    table = points.groupby(["task", "factor", "level", "gap"], as_index=False).per_example.mean()
-    table = table.rename(columns={"per_example": "mean"}).assign(**{"train loss": 1.0, "gradient norm": 1.0})
-    found = {
-        r.claim.id: r
-        for r in judged("pbrf/fig5", computed_of({"points": points, "table": table, "networks": table}))
-    }
-    result = found["misaligned-with-width-t"]
+
+    def sizes(_: str, level: float, seed: int) -> dict[str, float]:
+        whole = 3.0 * max(1 + share if (level == 256) != (seed == turned) else 1 - share, 1e-3)
+        return dict.fromkeys(GAPS, whole) | {"whole": whole, "retrained": 3.0, "moved": 3.0 * share}
+
+    result = judge_sizes(sizes, ["width"], (16, 64, 256))["misaligned-with-width"]
     assert result.verdict == verdict
     assert result.value is not None
     if verdict == "out of reach":
@@ -379,33 +370,21 @@ def test_a_point_that_overflows_is_first_and_harms_no_other(monkeypatch: pytest.
 
 # -------------------------------------------------------------------------------------- claims
 def made_up(found: dict[str, float], area: dict[str, float], spearman: float) -> dict[str, pd.DataFrame]:
-    spread = (-0.01, 0.0, 0.01)
-    seeds = pd.DataFrame(
-        [
-            {
-                "task": "net",
-                "method": method,
-                "seed": seed,
-                "found at 20 %": value + shift,
-                "area": area.get(method, 0.5) + shift,
-            }
-            for method, value in found.items()
-            for seed, shift in enumerate(spread)
-        ]
-    )
+    rows = [
+        {"task": "m", "method": method, "seed": seed, "found at 20 %": value + shift}
+        | {"area": area.get(method, 0.5) + shift}
+        for method, value in found.items()
+        for seed, shift in enumerate((-0.01, 0.0, 0.01))
+    ]
     columns = {"wrong labels predicted": 0.25, "spearman own": spearman, "spearman total": 0.4}
-    columns["spearman PBRF and loss"] = 0.95
-    networks = pd.DataFrame([{"task": "net", "seed": seed} | columns for seed in range(3)])
-    return {"seeds": seeds, "networks": networks}
+    networks = pd.DataFrame({"task": "m", "seed": range(3)}).assign(**columns, **{"spearman PBRF and loss": 0.95})
+    return {"seeds": pd.DataFrame(rows), "networks": networks}
 
 
-def test_claims_are_judged_over_seeds(
-    computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]
-) -> None:
+def test_claims_are_judged_over_seeds(results_of) -> None:
     found = {PBRF: 0.9, INFLUENCE: 0.6, PBRF_TOTAL: 0.3, LOSS: 0.85, AREA: 0.9, CONFIDENT: 0.8, RANDOM: 0.2}
     area = {INFLUENCE: 0.8, LOSS: 0.7, AREA: 0.9, CONFIDENT: 0.85}
-    results = judged("pbrf/fig6", computed_of(made_up(found, area, 0.6)))
-    verdicts = {result.claim.id.removesuffix("-net"): result for result in results}
+    verdicts = results_of("pbrf/fig6", made_up(found, area, 0.6))
     assert {name: result.verdict for name, result in verdicts.items()} == {
         "pbrf-finds-most": "reproduced",
         "influence-finds-most": "direction only",

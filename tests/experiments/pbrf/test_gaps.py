@@ -20,8 +20,10 @@ from curvlab.lab import all_targets, load_config, load_paper_numbers, start, tas
 from experiments import pbrf
 from experiments.papers import FOLDER
 from experiments.pbrf.gaps import arrived_row, draw
-from experiments.pbrf.networks import Network, load_network
+from experiments.pbrf.networks import load_network
 from experiments.pbrf.responses import OWN_LENGTH, Decomposition, constant_loss, lissa_name
+
+from .dense_mlp import dense_hessian, losses, weights
 
 # --- Units of work on a network of tanh in double precision, against retraining and matrices written out
 TASK = "mlp_4_diabetes_60"
@@ -44,27 +46,12 @@ def at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Decom
         yield make
 
 
-def dense_hessian(network: Network) -> tuple[Tensor, Tensor]:
-    """The Hessian of the cost without L2 at θ^s, (P, P), and every example's gradient, (N, P), in double."""
-    inputs, targets = (t.double() for t in network.train)
-    theta = torch.cat([parameter.detach().flatten() for parameter in network.model.parameters()]).double()
-
-    def losses(vector: Tensor) -> Tensor:
-        hidden = 4
-        w, b, v, c = vector.split([hidden * inputs.shape[1], hidden, hidden, 1])
-        outputs = torch.tanh(inputs @ w.reshape(hidden, -1).T + b) @ v[:, None] + c
-        return (outputs - targets).square().mean(1)
-
-    hessian = torch.autograd.functional.hessian(lambda vector: losses(vector).mean(), theta)
-    return hessian, torch.autograd.functional.jacobian(losses, theta)
-
-
 def test_influence_is_that_of_the_dense_hessian_in_double_precision(at) -> None:
     points = at(dtype="float32", influence=SADDLE)
     network = points.network
     assert next(network.model.parameters()).dtype == torch.float32
     found, residual = points.influence("hessian")
-    hessian, gradients = dense_hessian(network)
+    hessian, gradients = dense_hessian(network.model, network.train)
     l2 = network.settings.training.weight_decay
     shifted = hessian + (network.settings.damping + l2) * torch.eye(len(hessian), dtype=torch.float64)
     wanted = torch.linalg.solve(shifted, gradients[points.points].T).T / len(gradients)  # +1/N H⁻¹ ∇l, Eq. 19
@@ -77,30 +64,23 @@ def test_influence_is_that_of_the_dense_hessian_in_double_precision(at) -> None:
 
 def test_lissa_is_the_recursion_on_the_dense_matrix(at) -> None:
     points = at()
-    network, (hessian, gradients) = points.network, dense_hessian(points.network)
+    network = points.network
+    hessian, gradients = dense_hessian(network.model, network.train)
     shifted = hessian + network.settings.damping * torch.eye(len(hessian), dtype=torch.float64)
     b = gradients[points.points].T / len(gradients)
     found, u = points.truncated("hessian"), torch.zeros_like(b)
     for _ in range(network.settings.lissa.num_steps):
         u = b / 25 + u - shifted @ u / 25
-
-    def test_losses(vector: Tensor) -> Tensor:
-        inputs, targets = network.test
-        w, b, v, c = vector.split([4 * inputs.shape[1], 4, 4, 1])
-        outputs = torch.tanh(inputs @ w.reshape(4, -1).T + b) @ v[:, None] + c
-        return (outputs - targets).square().mean(1)
-
-    theta = torch.cat([parameter.detach().flatten() for parameter in network.model.parameters()])
-    expected = torch.autograd.functional.jacobian(test_losses, theta) @ u
-    assert_close(found[lissa_name(25)]["predicted"], expected, rtol=1e-6, atol=1e-9)
+    theta = weights(network.model)
+    of_test = torch.autograd.functional.jacobian(lambda vector: losses(vector, network.test), theta)
+    assert_close(found[lissa_name(25)]["predicted"], of_test @ u, rtol=1e-6, atol=1e-9)
     assert found[lissa_name(25)]["solver"].shape == found[lissa_name(25)]["moved"].shape == (2, 2)
     # The PBRF's steps: K/2 epochs of two batches at a tenth of 0.1. So short a descent is that times the gradient.
     length = network.length("proximal_bregman")
     assert length == pytest.approx(5 * 2 * 0.01)
     values, vectors = torch.linalg.eigh(shifted)
     flow = vectors @ ((-torch.expm1(-length * values) / values)[:, None] * (vectors.T @ b))
-    expected = torch.autograd.functional.jacobian(test_losses, theta) @ flow
-    assert_close(found[OWN_LENGTH]["predicted"], expected, rtol=1e-6, atol=1e-9)
+    assert_close(found[OWN_LENGTH]["predicted"], of_test @ flow, rtol=1e-6, atol=1e-9)
     assert at(lissa=None).truncated("hessian") == {}
 
 
@@ -130,8 +110,8 @@ def test_groups_are_left_out_of_retraining(at) -> None:
                 error = (network.model(inputs[kept]) - targets[kept].reshape(len(kept), -1)).square().sum()
                 (error / len(batch)).backward()
                 optimizer.step()
-        end = torch.cat([parameter.detach().flatten() for parameter in network.model.parameters()])
-        assert_close(own, end - torch.cat([value.flatten() for value in start]), rtol=1e-8, atol=1e-10)
+        end = weights(network.model) - torch.cat([value.flatten() for value in start])
+        assert_close(own, end, rtol=1e-8, atol=1e-10)
 
 
 def test_groups_are_random_fractions_and_nested(at) -> None:
@@ -215,11 +195,8 @@ def tables(
         {"task": "mlp", "seed": seed, "point": point, "gap": gap, "per_example": size * noise.uniform(0.99, 1.01)}
         for seed, point, (gap, size) in product(range(seeds), range(4), own.items())
     ]
-    row = (
-        {"task": "mlp", "seeds": seeds, "paper's row": ""}
-        | STATE
-        | {name: own[name] for name in SIZES if name.startswith("moved")}
-    )
+    row = {"task": "mlp", "seeds": seeds, "paper's row": ""} | STATE
+    row |= {name: own[name] for name in SIZES if name.startswith("moved")} | (state or {})
     errors = BOTH | (both or {})
     kinds = [
         ("exact", False, 1.0),
@@ -233,18 +210,15 @@ def tables(
         | {"solver": (0.002 if definite else factor * errors[curvature]) * noise.uniform(0.99, 1.01)}
         for seed, point, curvature, (name, definite, factor) in product(range(seeds), range(4), BOTH, kinds)
     ]
-    return {
-        "table": pd.DataFrame([row | (state or {})]),
-        "points": pd.DataFrame(points),
-        "curvatures": pd.DataFrame(curvatures),
-    }
+    made = {"table": [row], "points": points, "curvatures": curvatures}
+    return {name: pd.DataFrame(rows) for name, rows in made.items()}
 
 
 @pytest.fixture
-def verdicts(computed_of, judged):
+def verdicts(results_of):
     def judge(key: str, **settings) -> dict[str, tuple[str, str]]:
-        results = judged(key, computed_of(tables(**settings), {"seed": 0}))
-        return {result.claim.id.removesuffix("-mlp"): (result.verdict, result.explanation) for result in results}
+        found = results_of(key, tables(**settings), {"seed": 0}, "mlp")
+        return {name: (result.verdict, result.explanation) for name, result in found.items()}
 
     return judge
 
@@ -325,12 +299,9 @@ def test_what_cannot_be_judged_says_why(verdicts, state: dict, words: str) -> No
 
 
 def test_fewer_than_three_seeds_decide_nothing(verdicts) -> None:
+    nothing = {"undecided", "out of reach", "not asked here"}
     for key, seeds in product(("pbrf/tab4", "pbrf/tab5"), (1, 2)):
-        assert {v for v, _ in verdicts(key, seeds=seeds).values()} <= {
-            "undecided",
-            "out of reach",
-            "not asked here",
-        }
+        assert {verdict for verdict, _ in verdicts(key, seeds=seeds).values()} <= nothing
 
 
 # ------------------------------------------------------------------ the figure
@@ -349,20 +320,19 @@ def drawn(computed_of, *rows: dict[str, object]) -> dict[str, list[str]]:
 
 
 def test_the_headline_picture_has_the_rows_that_decide_and_the_other_says_why_not(computed_of) -> None:
-    untrained = row("a", 0.5) | {"learned": False, "train loss": 0.7, "constant loss": 0.6}
-    shorter, one = row("d", 0.5) | {"epochs": 3}, row("e", None, "LR Cancer") | {"seeds": 1}
-    found = drawn(
-        computed_of, untrained, row("b", 0.5) | {"residual": 0.5}, row("c", 0.5), shorter, one, row("f", 0.5)
-    )
+    rows = [row(name, 0.5) for name in "abcdf"]
+    rows[0] |= {"learned": False, "train loss": 0.7, "constant loss": 0.6}
+    rows[1]["residual"], rows[3]["epochs"] = 0.5, 3
+    rows.insert(4, row("e", None, "LR Cancer") | {"seeds": 1})
+    found = drawn(computed_of, *rows)
     assert found["figure.png"] == ["c", "f"]
     names = ["a\n(learned nothing)", "b\n(not solved)", "c", "d", "e\n(1 seed, for LR Cancer)", "f"]
     assert found["figure_more.png"] == names
 
 
 def test_the_figure_has_intervals_and_the_papers_values(computed_of) -> None:
-    figure = draw(computed_of({"table": pd.DataFrame([row("a", 0.5), row("b", 0.0), row("c", None)])}))[
-        "figure_more.png"
-    ]
+    rows = [row("a", 0.5), row("b", 0.0), row("c", None)]
+    figure = draw(computed_of({"table": pd.DataFrame(rows)}))["figure_more.png"]
     printed = [ax.collections[-1].get_offsets()[1:, 0].tolist() for ax in figure.axes[:2]]
     assert printed == [[0.5] * len(GAPS), [5e-4] * len(GAPS)]
     assert len(figure.axes[2].collections) == len(figure.axes[0].collections) - 1

@@ -18,6 +18,8 @@ from experiments.pbrf.networks import load_network
 from experiments.pbrf.responses import Decomposition
 from experiments.pbrf.solvers import SCALES
 
+from .dense_mlp import dense_hessian
+
 
 # --- pbrf-tab4 to tab8 end to end at smoke scale, from one store, since they share their units of work
 @pytest.fixture(scope="module")
@@ -68,9 +70,8 @@ def test_only_the_solver_error_differs_from_table_5(smoke: Path, run_smoke) -> N
     pd.testing.assert_frame_equal(points[same], other[same])
     assert not np.allclose(points[~same].per_example, other[~same].per_example, rtol=1e-3)
     curvatures = read_table(folder, "curvatures")
-    by_matrix = (
-        curvatures[~curvatures.definite & (curvatures.estimate == "exact")].groupby("curvature").solver.mean()
-    )
+    own = curvatures[~curvatures.definite & (curvatures.estimate == "exact")]
+    by_matrix = own.groupby("curvature").solver.mean()
     np.testing.assert_allclose(by_matrix.hessian, points[points.gap == "solver"].per_example.mean(), rtol=1e-3)
     np.testing.assert_allclose(by_matrix.gauss_newton, other[other.gap == "solver"].per_example.mean(), rtol=1e-3)
     table = read_table(folder, "table").iloc[0]
@@ -92,30 +93,13 @@ def test_only_the_solver_error_differs_from_table_5(smoke: Path, run_smoke) -> N
 def test_eigenvalues_are_those_of_the_dense_hessian(run_smoke, tmp_path: Path) -> None:
     folder = run_smoke("pbrf/tab4", "seeds=[0]", drawn=False)
     table, store = read_table(folder, "table").iloc[0], folder.parents[3] / "store"
-    cfg = load_config(
-        all_targets()["pbrf/tab4"],
-        [
-            "preset=smoke",
-            "seeds=[0]",
-            "tracker=none",
-            "progress=false",
-            f"store.root={store}",
-            f"results.root={tmp_path}",
-        ],
-    )
+    settings = ["preset=smoke", "seeds=[0]", "tracker=none", "progress=false", f"store.root={store}"]
+    cfg = load_config(all_targets()["pbrf/tab4"], [*settings, f"results.root={tmp_path}"])
     with start(cfg, key="pbrf/tab4", title="") as run:
         ((name, task),) = task_settings(cfg).items()
         network = load_network(run, name, task, seed=0)
         at_one = Decomposition(network, 4).with_damping(1.0).hessian_spectrum()
-
-    def loss(vector: torch.Tensor) -> torch.Tensor:
-        hidden, inputs = 4, network.train[0]
-        w, b, v, c = vector.split([hidden * inputs.shape[1], hidden, hidden, 1])
-        outputs = torch.tanh(inputs @ w.reshape(hidden, -1).T + b) @ v[:, None] + c
-        return (outputs - network.train[1]).square().mean()
-
-    theta = torch.cat([parameter.detach().flatten() for parameter in network.model.parameters()])
-    dense = torch.autograd.functional.hessian(loss, theta)
+    dense, _ = dense_hessian(network.model, network.train)
     eigenvalues, damping = torch.linalg.eigvalsh(dense), task.damping
     assert table["smallest eigenvalue"] == pytest.approx(float(eigenvalues.min()), rel=1e-6)
     assert table["eigenvalues below -λ"] == int((eigenvalues < -damping).sum())
@@ -178,13 +162,8 @@ def test_what_two_tables_share_is_the_same(folders: dict[str, Path]) -> None:
 
 
 # --- The claims of pbrf-tab6, tab7 and tab8 on tables that are made up
-EXPLAINING = {
-    "carried_on": 0.95,
-    "minimum": 0.95,
-    "small_weight": 0.99,
-    "linearised": 0.6,
-    "linearised_minimum": 0.9,
-}
+EXPLAINING = {"carried_on": 0.95, "minimum": 0.95, "small_weight": 0.99}
+EXPLAINING |= {"linearised": 0.6, "linearised_minimum": 0.9}
 
 
 def made_up(
@@ -220,13 +199,8 @@ def made_up(
 
 
 @pytest.fixture
-def verdicts(computed_of, judged):
-    """Return a function that judges made-up tables: the results by the claim's id without its task."""
-
-    def judge(key: str, tables: dict[str, pd.DataFrame]):
-        return {result.claim.id.removesuffix("-mlp"): result for result in judged(key, computed_of(tables))}
-
-    return judge
+def verdicts(results_of):
+    return lambda key, tables: results_of(key, tables, task="mlp")
 
 
 AS_PRINTED = {"cold": 0.0, "warm": 0.1, "proximal_bregman": 0.95} | EXPLAINING
@@ -269,10 +243,7 @@ def test_the_scaling_is_the_best_or_the_smallest_and_over_points_is_not_over_tes
     warm = (rows.response == "warm") & (rows.estimate == "LiSSA, σ = 50")
     rows.loc[warm & (rows.way == "over_points"), "value"] = [0.6, 0.61, 0.62] * 2
     found = verdicts("pbrf/tab6", tables)
-    assert words(found, {"pbrf", "smallest-scaling"}) == {
-        "pbrf": "reproduced",
-        "smallest-scaling": "direction only",
-    }
+    assert (found["pbrf"].verdict, found["smallest-scaling"].verdict) == ("reproduced", "direction only")
     assert (found["warm"].value, found["over-points"].value) == pytest.approx((0.001, 0.61), abs=2e-3)
 
 
@@ -300,9 +271,8 @@ def test_a_large_negative_correlation_is_not_small(verdicts) -> None:
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_fewer_than_three_seeds_decide_nothing(verdicts, seeds: int) -> None:
     found = verdicts("pbrf/tab6", made_up(AS_PRINTED, "gauss_newton", seeds=seeds))
-    assert {found[name].verdict for name in ("pbrf", "pbrf-ranks", "above-cold", "small-weight")} == {
-        "not asked here"
-    }
+    names = {"pbrf", "pbrf-ranks", "above-cold", "small-weight"}
+    assert words(found, names) == dict.fromkeys(names, "not asked here")
 
 
 def test_without_points_at_a_minimum_the_claim_on_it_is_out_of_reach(verdicts) -> None:
@@ -315,14 +285,9 @@ def test_without_points_at_a_minimum_the_claim_on_it_is_out_of_reach(verdicts) -
 @pytest.mark.parametrize(
     ("two_stage", "warm", "pbrf", "expected"),
     [
-        (0.7, 0.2, 0.9, ["reproduced", "reproduced", "reproduced"]),
+        (0.7, 0.2, 0.9, ["reproduced"] * 3),
         (0.9, 0.9, 0.91, ["direction only", "reproduced", "reproduced"]),
-        (
-            0.1,
-            0.1,
-            0.9,
-            ["direction only", "direction only", "direction only"],
-        ),  # two stages that fail are no finding
+        (0.1, 0.1, 0.9, ["direction only"] * 3),  # two stages that fail are no finding
         (0.1, 0.1, 0.2, ["direction only", "out of reach", "direction only"]),
     ],
 )
@@ -340,10 +305,9 @@ def test_two_stages_are_judged_by_differences(verdicts, two_stage, warm, pbrf, e
 
 def test_of_points_that_share_a_network_each_seed_counts_once(verdicts) -> None:
     tables = made_up({"two_stage": 0.7, "warm": 0.2, "proximal_bregman": 0.9}, "hessian")
-    kept = [(0, [0.9] * 8), (1, [0.5]), (2, [0.7])]
-    rows = [
-        {"task": "mlp", "seed": seed, "kept": 1.0, "slow_two_stage": value} for seed, own in kept for value in own
-    ]
-    found = verdicts("pbrf/tab8", tables | {"points": pd.DataFrame(rows)})["sign-kept"]
+    points = pd.DataFrame(
+        {"task": "mlp", "seed": [0] * 8 + [1, 2], "kept": 1.0, "slow_two_stage": [0.9] * 8 + [0.5, 0.7]}
+    )
+    found = verdicts("pbrf/tab8", tables | {"points": points})["sign-kept"]
     assert found.value == pytest.approx(0.7)
     assert found.interval.num_samples == 3

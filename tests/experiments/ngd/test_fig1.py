@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
+from itertools import product
 
 import numpy as np
 import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from curvlab.lab import ClaimResult, Computed
 from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from experiments.ngd.fig1 import relative_difference, summary_table
@@ -29,9 +27,7 @@ from experiments.ngd.matched_loss import matched_differences
 PLACE = {"task": "m", "width": 8}
 
 
-def test_fig1_counts_converged_and_valid_estimates_and_tunes_with_equal_budgets(
-    run_smoke: Callable[..., Path],
-) -> None:
+def test_fig1_counts_converged_and_valid_estimates_and_tunes_with_equal_budgets(run_smoke) -> None:
     folder = run_smoke("ngd/fig1")
     table = read_table(folder, "table")
     assert len(table) == 2 * 2  # optimizers, seeds
@@ -47,17 +43,16 @@ def test_fig1_counts_converged_and_valid_estimates_and_tunes_with_equal_budgets(
     assert cutoffs.curvature_cutoff.tolist() == pytest.approx((cutoffs.localization / nbeta).tolist())
 
 
-def test_rates_that_diverge_are_no_choice(run_smoke: Callable[..., Path]) -> None:
+def test_rates_that_diverge_are_no_choice(run_smoke) -> None:
     folder = run_smoke("ngd/fig1", "tuned_and_matched.lrs=[0.02,1e30]", "tuned_and_matched.seeds=[0]")
     table = read_table(folder, "tuning")
     assert table[table.lr > 1].train_loss.isna().all()
     assert table[table.chosen].lr.unique().tolist() == [0.02]
 
 
-def test_widths_that_are_compared_must_exist(run_smoke: Callable[..., Path]) -> None:
-    with pytest.raises(
-        ValueError, match=r"ffnn_1_layer_digits_200 has \[7\], not among its widths: choose of \[8\]"
-    ):
+def test_widths_that_are_compared_must_exist(run_smoke) -> None:
+    said = r"ffnn_1_layer_digits_200 has \[7\], not among its widths: choose of \[8\]"
+    with pytest.raises(ValueError, match=said):
         run_smoke("ngd/fig1", "tuned_and_matched.widths=[7]")
 
 
@@ -85,15 +80,11 @@ def compared(*, tuned: float, at_equal_loss: float, valid: bool = True) -> Compa
     """Return NGD's LLC as a factor of SGD's at its own lr, and the same at equal loss; NGD fits twice as well."""
     tuning = grid({"sgd": {0.1: [0.2] * 3}, "ngd": {0.1: [0.2] * 3}}).assign(chosen=True)
     rows = []
-    for name, factor in (("sgd", 1.0), ("ngd", at_equal_loss)):
-        for seed in range(3):
-            for epoch, loss in ((1, 0.2), (2, 0.1), (3, 0.05)):
-                own_loss = loss / 2 if name == "ngd" else loss
-                value = (10 + 0.1 * seed - 5 * math.log(own_loss)) * factor
-                rows.append(
-                    {**PLACE, "optimizer": name, "seed": seed, "epoch": epoch, "train_loss": own_loss}
-                    | {"llc": value, "trace": value, "valid": valid, "converged": True, "problem": "mixed"}
-                )
+    for name, seed, epoch in product(("sgd", "ngd"), range(3), (1, 2, 3)):
+        loss = 0.4 / 2**epoch / (1 + (name == "ngd"))
+        value = (10 + 0.1 * seed - 5 * math.log(loss)) * (at_equal_loss if name == "ngd" else 1.0)
+        row = {**PLACE, "optimizer": name, "seed": seed, "epoch": epoch, "train_loss": loss}
+        rows.append(row | {"llc": value, "trace": value, "valid": valid, "converged": True, "problem": "mixed"})
     equal = pd.DataFrame(rows)
     at_end = equal[(equal.epoch == 3) & (equal.optimizer == "sgd")]
     higher = at_end.assign(optimizer="ngd", llc=at_end.llc * tuned, trace=at_end.trace * tuned)
@@ -126,26 +117,19 @@ def cutoffs_of(factors: dict[float, list[float]], sweep: str = "localization") -
     return {"cutoffs": table, "cutoff_summary": cutoff_summary(table)}
 
 
-Judge = Callable[..., dict[str, ClaimResult]]
-
-
 @pytest.fixture
-def judge(computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]) -> Judge:
+def judge(results_of):
     """Return a function that judges made-up tables, of which those that are not given show no difference."""
 
-    def judge(
-        widths: pd.DataFrame | None = None,
-        further: Compared | None = None,
-        cutoffs: dict[str, pd.DataFrame] | None = None,
-    ) -> dict[str, ClaimResult]:
+    def judge(widths=None, further=None, cutoffs=None):
         table = widths_table([10.0, 10.2, 9.8]) if widths is None else widths
         found = further or compared(tuned=1.0, at_equal_loss=1.0)
         tables = {"table": table, "summary": summary_table(table), "settings": found.settings()}
         tables |= {name: getattr(found, name) for name in ("tuning", "equal", "tuned", "matched")}
         tables |= cutoffs or cutoffs_of({10.0: [1.0] * 3, 100.0: [1.0] * 3})
         tables["quadratic"] = tables["cutoffs"]  # the same columns, and more
-        results = judged("ngd/fig1", computed_of(tables, {"judged_optimizer": "ngd"}))
-        return {result.claim.id.removesuffix("-width-8").removesuffix("-m"): result for result in results}
+        results = results_of("ngd/fig1", tables, {"judged_optimizer": "ngd"}, "width-8")
+        return {name.removesuffix("-m"): result for name, result in results.items()}
 
     return judge
 
@@ -159,12 +143,12 @@ def judge(computed_of: Callable[..., Computed], judged: Callable[[str, Computed]
         ([math.nan] * 3, ["out of reach"] * 3),
     ],
 )
-def test_a_significantly_lower_llc_is_no_support(judge: Judge, ngd: list[float], verdicts: list[str]) -> None:
+def test_a_significantly_lower_llc_is_no_support(judge, ngd: list[float], verdicts: list[str]) -> None:
     results = judge(widths_table(ngd))
     assert [results[name].verdict for name in ("llc-higher", "llc-significant", "llc-higher-raw")] == verdicts
 
 
-def test_higher_at_equal_epochs_but_not_at_equal_loss(judge: Judge) -> None:
+def test_higher_at_equal_epochs_but_not_at_equal_loss(judge) -> None:
     found = compared(tuned=1.2, at_equal_loss=0.9)
     results = judge(further=found)
     for quantity in ("llc", "trace"):
@@ -176,7 +160,7 @@ def test_higher_at_equal_epochs_but_not_at_equal_loss(judge: Judge) -> None:
     assert found.relative_differences(TUNED, "llc").tolist() == pytest.approx([0.2] * 3, rel=0.01)
 
 
-def test_without_valid_estimates_only_the_trace_is_judged(judge: Judge) -> None:
+def test_without_valid_estimates_only_the_trace_is_judged(judge) -> None:
     found = compared(tuned=0.8, at_equal_loss=1.1, valid=False)
     results = judge(further=found)
     for setting, verdict in (("tuned", "not reproduced"), ("matched", "reproduced")):
@@ -233,15 +217,11 @@ def test_a_seed_that_lacks_a_width_shifts_no_other() -> None:
         ([math.nan, math.nan, 1.5], ["out of reach", "out of reach"]),
     ],
 )
-def test_sign_and_size_over_localizations(judge: Judge, weak: list[float], verdicts: list[str]) -> None:
-    tables = cutoffs_of({30.0: weak, 100.0: [1.5] * 3, 300.0: [1.5] * 3})
-    results = judge(cutoffs=tables)
-    names = ("llc-higher-every-cutoff", "size-whatever-cutoff", "size-whatever-step")
+def test_sign_and_size_over_localizations(judge, weak: list[float], verdicts: list[str]) -> None:
+    results = judge(cutoffs=cutoffs_of({30.0: weak, 100.0: [1.5] * 3, 300.0: [1.5] * 3}))
     assert results["quadratic-higher-every-cutoff"].verdict == verdicts[0]
-    assert [results[f"{name}-m" if f"{name}-m" in results else name].verdict for name in names] == [
-        *verdicts,
-        "out of reach",  # no step size was swept
-    ]
+    names = ("llc-higher-every-cutoff", "size-whatever-cutoff", "size-whatever-step")
+    assert [results[name].verdict for name in names] == [*verdicts, "out of reach"]  # no step size was swept
 
 
 def test_only_seeds_with_both_estimates_are_compared() -> None:
@@ -253,7 +233,7 @@ def test_only_seeds_with_both_estimates_are_compared() -> None:
     assert summary.problems[30.0] == "mixed"
 
 
-def test_the_quadratic_part_is_half_the_trace_over_the_cut_off(smoke_result: Callable[..., Path]) -> None:
+def test_the_quadratic_part_is_half_the_trace_over_the_cut_off(smoke_result) -> None:
     folder = smoke_result("ngd/fig1")
     table = read_table(folder, "quadratic")
     assert len(table) == 2 * 2 * 21  # optimizers, seeds, cut-offs
@@ -271,11 +251,10 @@ def test_chains_are_longer_where_flat_directions_relax_more_slowly() -> None:
     llc = OmegaConf.create({"num_draws": 200, "num_burnin_steps": 90, "step_size": 1e-4, "localization": 100})
     chosen = OmegaConf.create({"localizations": [30, 300], "step_sizes": [5e-5, 2e-4]})
     found = sampler_settings(llc, chosen)
-    assert [(sweep, own["localization"], own["step_size"]) for sweep, own in found] == [
-        ("localization", 30, 1e-4),
-        ("localization", 300, 1e-4),
-        ("step_size", 100, 5e-5),
-        ("step_size", 100, 2e-4),
+    names = ("localization", "step_size", "num_burnin_steps", "num_draws")
+    assert [(sweep, *(own[name] for name in names)) for sweep, own in found] == [
+        ("localization", 30, 1e-4, 300, 667),
+        ("localization", 300, 1e-4, 90, 200),
+        ("step_size", 100, 5e-5, 180, 400),
+        ("step_size", 100, 2e-4, 90, 200),
     ]
-    assert [own["num_burnin_steps"] for _, own in found] == [300, 90, 180, 90]
-    assert [own["num_draws"] for _, own in found] == [667, 200, 400, 200]

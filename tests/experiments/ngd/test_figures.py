@@ -4,104 +4,73 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from pathlib import Path
+from itertools import product
 
 import pandas as pd
 import pytest
 
-from curvlab.lab import ClaimResult, Computed, all_targets, load_config, t_interval, task_settings
+from curvlab.lab import all_targets, load_config, t_interval, task_settings
 from curvlab.lab.tables import read_table
 from experiments.ngd.fig3 import equal_loss_trends, interpolated, summary_table, trend_table
 from experiments.ngd.matched_loss import matched_differences
 from experiments.ngd.overfitting import changes_by_last_epoch, last_epoch_table, mean_change, since_minimum
-
-Judged = Callable[[str, Computed], list[ClaimResult]]
 
 
 def test_matched_loss_compares_at_equal_loss() -> None:
     # Both follow llc = -10 ln(loss), NGD plus 3; at equal epochs NGD, which fits faster, is far higher.
     losses = {"sgd": [1.0, 0.5, 0.2], "ngd": [0.4, 0.1, 0.05]}
     rows = [
-        {
-            "task": "m",
-            "seed": 0,
-            "optimizer": name,
-            "train_loss": loss,
-            "valid": True,
-            "llc": -10 * math.log(loss) + 3 * (name == "ngd"),
-            "trace": 1.0,
-        }
-        for name, values in losses.items()
-        for loss in values
+        (name, loss, 3 * (name == "ngd") - 10 * math.log(loss)) for name, own in losses.items() for loss in own
     ]
-    found = matched_differences(pd.DataFrame(rows)).set_index("quantity")
+    table = pd.DataFrame(rows, columns=["optimizer", "train_loss", "llc"])
+    table = table.assign(task="m", seed=0, valid=True, trace=1.0)
+    found = matched_differences(table).set_index("quantity")
     assert found.loc["llc", "difference"] == pytest.approx(3)
     assert found.loc["llc", ["loss_low", "loss_high"]].tolist() == pytest.approx([0.2, 0.4])
     assert found.loc["trace", "difference"] == pytest.approx(0)
-    apart = pd.DataFrame(
-        [row | {"train_loss": row["train_loss"] / 100 ** (row["optimizer"] == "ngd")} for row in rows]
-    )
+    apart = table.assign(train_loss=table.train_loss / 100 ** (table.optimizer == "ngd"))
     assert matched_differences(apart).difference.isna().all()
 
 
-def test_fig2_verdicts(computed_of: Callable[..., Computed], judged: Judged) -> None:
-    rows = [
-        {"task": "m", "optimizer": name, "seed": seed, "epoch": epoch, "train_loss": 1 / epoch, "valid": True}
-        | {
-            "llc": 10.0 + seed / 10 + 5 * (name == "ngd"),
-            "llc_raw": (10.0 + seed / 10) * (0.5 if name == "ngd" and epoch == 4 else 1.0),
-            "trace": (100.0 + seed) / epoch * (1 - (name == "ngd") / 2),
-        }
-        for name in ("sgd", "ngd")
-        for seed in range(3)
-        for epoch in (1, 2, 4)
-    ]
-    table = pd.DataFrame(rows)
+def test_fig2_verdicts(results_of) -> None:
+    table = pd.DataFrame(product(("sgd", "ngd"), range(3), (1, 2, 4)), columns=["optimizer", "seed", "epoch"])
+    ngd = table.optimizer == "ngd"
+    table = table.assign(task="m", train_loss=1 / table.epoch, valid=True, llc=10.0 + table.seed / 10 + 5 * ngd)
+    table["llc_raw"] = (10.0 + table.seed / 10) * (1 - (ngd & (table.epoch == 4)) / 2)
+    table["trace"] = (100.0 + table.seed) / table.epoch * (1 - ngd / 2)
 
-    def results_of(table: pd.DataFrame) -> list[ClaimResult]:
-        return judged("ngd/fig2", computed_of({"table": table, "matched": matched_differences(table)}))
+    def results(table: pd.DataFrame) -> dict:
+        return results_of("ngd/fig2", {"table": table, "matched": matched_differences(table)})
 
-    results = {result.claim.id: result for result in results_of(table)}
-    assert {key: result.verdict for key, result in results.items()} == {
-        "trace-higher-m": "not reproduced",
-        "llc-higher-m": "reproduced",
-        "llc-plateaus-sgd-m": "reproduced",
-        "llc-plateaus-ngd-m": "reproduced",
-        "llc-higher-raw-m": "not reproduced",
-        "llc-plateaus-sgd-raw-m": "reproduced",
-        "llc-plateaus-ngd-raw-m": "not reproduced",
-        "trace-decreases-m": "reproduced",
-    }
-    assert results["trace-higher-m"].value == pytest.approx(-0.5)
-    for valid, plateau in ((False, "out of reach"), (table.optimizer == "ngd", "reproduced")):
-        results = {result.claim.id: result.verdict for result in results_of(table.assign(valid=valid))}
-        assert results["llc-higher-m"] == results["llc-plateaus-sgd-m"] == "out of reach"
-        assert results["llc-plateaus-ngd-m"] == plateau
-        assert results["trace-decreases-m"] == "reproduced"
+    found = results(table)
+    fail = {"trace-higher", "llc-higher-raw", "llc-plateaus-ngd-raw"}
+    hold = {"llc-higher", "llc-plateaus-sgd", "llc-plateaus-ngd", "llc-plateaus-sgd-raw", "trace-decreases"}
+    expected = dict.fromkeys(hold, "reproduced") | dict.fromkeys(fail, "not reproduced")
+    assert {name: result.verdict for name, result in found.items()} == expected
+    assert found["trace-higher"].value == pytest.approx(-0.5)
+    for valid, plateau in ((False, "out of reach"), (ngd, "reproduced")):
+        found = results(table.assign(valid=valid))
+        assert found["llc-higher"].verdict == found["llc-plateaus-sgd"].verdict == "out of reach"
+        assert found["llc-plateaus-ngd"].verdict == plateau
+        assert found["trace-decreases"].verdict == "reproduced"
 
 
 # ----------------------------- ngd-fig3 at smoke scale, and its claims on synthetic tables
-Judge = Callable[[pd.DataFrame], list[ClaimResult]]
-
-
 @pytest.fixture
-def judge(computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]) -> Judge:
+def judge(results_of, computed_of):
     """Return a function that judges a made-up table, and draws it."""
 
-    def judge(table: pd.DataFrame) -> list[ClaimResult]:
+    def judge(table: pd.DataFrame) -> dict:
         equal = at_equal_loss(table)
-        computed = computed_of(
-            {"table": table, "trends": trend_table(table)}
-            | {"equal_loss": equal, "equal_loss_trends": equal_loss_trends(equal)}
-        )
-        all_targets()["ngd/fig3"].load("draw")(computed)
-        return judged("ngd/fig3", computed)
+        tables = {"table": table, "trends": trend_table(table)}
+        tables |= {"equal_loss": equal, "equal_loss_trends": equal_loss_trends(equal)}
+        all_targets()["ngd/fig3"].load("draw")(computed_of(tables))
+        return results_of("ngd/fig3", tables)
 
     return judge
 
 
-def test_fig3_end_to_end(run_smoke: Callable[..., Path]) -> None:
+def test_fig3_end_to_end(run_smoke) -> None:
     folder = run_smoke("ngd/fig3")
     table = read_table(folder, "table")
     assert table.groupby("sweep").size().to_dict() == {"alpha": 3 * 2, "epsilon": 3 * 2, "sgd": 2}
@@ -116,21 +85,16 @@ def test_fig3_end_to_end(run_smoke: Callable[..., Path]) -> None:
         assert (own.loss_after <= own.level + 1e-6).all()
         assert ((own.loss_before > own.level) | (own.loss_before == own.loss_after)).all()
     # Between the LLCs of the two checkpoints beside the level, as far as the logarithm of the loss is.
-    weights = (equal.loss_before / equal.level).map(math.log) / (equal.loss_before / equal.loss_after).map(
-        math.log
-    )
+    to_level, to_end = (equal.loss_before / other for other in (equal.level, equal.loss_after))
+    weights = to_level.map(math.log) / to_end.map(math.log)
     assert (equal.llc.notna() == equal.valid).all()
     assert weights.dropna().between(0, 1.001).all()
 
 
 def test_the_llc_at_a_level_is_interpolated_in_the_logarithm_of_the_loss() -> None:
-    beside = pd.DataFrame(
-        {"train_loss": [0.4, 0.1], "valid": [True, True], "llc": [10.0, 20.0], "curvature_cutoff": 0.5},
-        index=[3, 5],
-    )
-    assert interpolated(beside, 0.2)["llc"] == pytest.approx(15.0)
-    assert interpolated(beside, 0.4)["llc"] == pytest.approx(10.0)
-    assert interpolated(beside, 0.1)["llc"] == pytest.approx(20.0)
+    own = {"train_loss": [0.4, 0.1], "valid": [True, True], "llc": [10.0, 20.0], "curvature_cutoff": 0.5}
+    beside = pd.DataFrame(own, index=[3, 5])
+    assert [interpolated(beside, loss)["llc"] for loss in (0.2, 0.4, 0.1)] == pytest.approx([15.0, 10.0, 20.0])
     assert math.isnan(interpolated(beside.assign(valid=[True, False]), 0.2).get("llc", math.nan))
 
 
@@ -155,15 +119,9 @@ def rows(slope: float, *, epsilon_slope: float = -1.0, lost: int = 0) -> pd.Data
         ]
     return pd.DataFrame(
         [
-            {
-                "task": "m",
-                "sweep": sweep,
-                "value": value,
-                "seed": seed,
-                "train_loss": 1 / llc,
-                "validation_loss": 0.2,
-            }
-            | {"converged": not none, "valid": True, "estimate": llc, "problem": "not mixed" if none else None}
+            {"task": "m", "sweep": sweep, "value": value, "seed": seed, "train_loss": 1 / llc, "estimate": llc}
+            | {"validation_loss": 0.2, "converged": not none, "valid": True}
+            | {"problem": "not mixed" if none else None}
             | {"llc": math.nan if none else llc + 0.01 * seed, "llc_raw": llc - 2, "descent": 2.0}
             for sweep, value, llc, none in cells
             for seed in range(3)
@@ -181,78 +139,72 @@ def rows(slope: float, *, epsilon_slope: float = -1.0, lost: int = 0) -> pd.Data
         (rows(-1.0, lost=4), ["out of reach"] * 7),
     ],
 )
-def test_fig3_verdicts(judge: Judge, table: pd.DataFrame, expected: list[str]) -> None:
+def test_fig3_verdicts(judge, table: pd.DataFrame, expected: list[str]) -> None:
     results = judge(table)
-    assert [result.verdict for result in results if "-raw-" not in result.claim.id] == expected
-    assert [result.verdict for result in results if "-raw-" in result.claim.id] == expected[:6]  # lower by 2, all
+    assert [result.verdict for name, result in results.items() if "-raw" not in name] == expected
+    assert [result.verdict for name, result in results.items() if "-raw" in name] == expected[
+        :6
+    ]  # lower by 2, all
 
 
-def test_a_rise_over_part_of_the_sweep_is_named(judge: Judge) -> None:
+def test_a_rise_over_part_of_the_sweep_is_named(judge) -> None:
     table = rows(-1.0)
     last = (table.sweep == "epsilon") & (table.value == 1.0)
     table.loc[last, "llc"] += 4  # from 12.0 at 1e-2 to 14.0
-    results = {result.claim.id: result for result in judge(table)}
-    assert results["llc-falls-with-epsilon-m"].verdict == "reproduced"
-    rise = results["llc-never-rises-with-epsilon-m"]
+    results = judge(table)
+    assert results["llc-falls-with-epsilon"].verdict == "reproduced"
+    rise = results["llc-never-rises-with-epsilon"]
     assert rise.verdict == "not reproduced"
     assert rise.value == pytest.approx(14.01 / 12.01, rel=1e-4)
     assert "the step from epsilon = 0.01 to 1" in rise.explanation
 
 
-def test_a_step_that_varies_more_than_the_largest_leaves_a_rise_open(judge: Judge) -> None:
+def test_a_step_that_varies_more_than_the_largest_leaves_a_rise_open(judge) -> None:
     table = rows(-1.0)
     last = (table.sweep == "alpha") & (table.value == 10.0)
     table.loc[last, "llc"] += table[last].seed - 1.0  # its mean falls most of all, seed 2's not at all
-    rise = {result.claim.id: result for result in judge(table)}["llc-never-rises-with-alpha-m"]
+    rise = judge(table)["llc-never-rises-with-alpha"]
     steps = table[table.sweep == "alpha"].pivot_table(index="seed", columns="value", values="llc")
     logs = steps.map(math.log).diff(axis="columns").iloc[:, 1:]
     ends = [t_interval(logs[value], confidence=1 - 0.05 / 3) for value in logs]
     assert rise.verdict == "undecided"
     assert rise.value == pytest.approx(math.exp(logs[0.1].mean()))
-    assert (rise.interval.low, rise.interval.high) == pytest.approx(
-        (math.exp(max(end.low for end in ends)), math.exp(ends[-1].high))
-    )
+    low, high = math.log(rise.interval.low), math.log(rise.interval.high)
+    assert (low, high) == pytest.approx((max(end.low for end in ends), ends[-1].high))
     assert "Its upper end is that of the step from alpha = 1 to 10" in rise.explanation
     assert "the largest mean that of 0.01 to 0.1" in rise.explanation
 
 
-def test_a_grid_that_ends_above_sgd_does_not_approach_it(judge: Judge) -> None:
+def test_a_grid_that_ends_above_sgd_does_not_approach_it(judge) -> None:
     table = rows(-1.0)
     table.loc[table.sweep == "sgd", "llc"] *= 0.8
-    results = {result.claim.id: result for result in judge(table)}
-    assert results["llc-approaches-sgd-alpha-m"].verdict == "not reproduced"
-    assert results["llc-approaches-sgd-alpha-m"].value == pytest.approx(1.25)
-    assert "At the largest alpha, 10, NGD is not yet SGD" in results["llc-approaches-sgd-alpha-m"].explanation
+    found = judge(table)["llc-approaches-sgd-alpha"]
+    assert (found.verdict, found.value) == ("not reproduced", pytest.approx(1.25))
+    assert "At the largest alpha, 10, NGD is not yet SGD" in found.explanation
 
 
-def test_trends_and_summary_count_only_llcs(judge: Judge) -> None:
+def test_trends_and_summary_count_only_llcs(judge) -> None:
     table = rows(-1.0, lost=1)
     trends = trend_table(table)
     assert trends["values"].tolist() == [3] * 6
     assert trends[trends.sweep == "alpha"].rank_correlation.to_numpy() == pytest.approx(-1)
     summary = summary_table(table).set_index(["sweep", "value"])
     assert summary.loc[("alpha", 0.01), ["seeds", "converged", "llcs"]].tolist() == [3, 0, 0]
-    assert math.isnan(summary.loc[("alpha", 0.01), "llc"])
-    assert math.isnan(summary.loc[("alpha", 0.01), "llc_raw"])
+    assert summary.loc[("alpha", 0.01), ["llc", "llc_raw"]].isna().all()
     assert summary.loc[("alpha", 1.0), ["llc", "llc_raw", "descent"]].tolist() == pytest.approx([11.01, 9.0, 2.0])
     assert summary.loc[("alpha", 0.01), "problems"] == "not mixed"
-    explanation = judge(rows(1.0, lost=1))[0].explanation
-    assert "3 of 12 estimates are left out (at 0.01)" in explanation
+    first = next(iter(judge(rows(1.0, lost=1)).values()))
+    assert "3 of 12 estimates are left out (at 0.01)" in first.explanation
 
 
 # -------------- ngd-fig7 and ngd-fig8 at smoke scale, and their claims on synthetic tables
-JudgeKey = Callable[[str, pd.DataFrame], list[ClaimResult]]
-
-
 @pytest.fixture
-def judge_key(
-    computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]
-) -> JudgeKey:
+def judge_key(results_of):
     """Return a function that judges a made-up table."""
-    return lambda key, table: judged(key, computed_of({"table": table, "summary": since_minimum(table)}))
+    return lambda key, table: results_of(key, {"table": table, "summary": since_minimum(table)})
 
 
-def test_fig7_and_fig8_have_one_set_of_units(run_smoke: Callable[..., Path]) -> None:
+def test_fig7_and_fig8_have_one_set_of_units(run_smoke) -> None:
     fig7 = run_smoke("ngd/fig7")
     table = read_table(fig7, "table")
     assert len(table) == 2 * 2 * 4  # optimizers, seeds, checkpoints
@@ -296,17 +248,17 @@ UP, DOWN, HUMP = (1.0, 2.0, 3.0, 4.0), (4.0, 3.0, 2.0, 1.0), (9.0, 2.0, 3.0, 1.0
 
 def test_last_epoch_is_what_the_table_up_to_there_says() -> None:
     table = overfitting_rows(HUMP, UP)
-    ends = last_epoch_table(table, changes_by_last_epoch(table)).set_index(["optimizer", "quantity", "last_epoch"])
-    llc = ends.sort_index().loc[("sgd", "llc")]
+
+    def llc_of_sgd(table: pd.DataFrame) -> pd.DataFrame:
+        ends = last_epoch_table(table, changes_by_last_epoch(table))
+        return ends.set_index(["optimizer", "quantity", "last_epoch"]).sort_index().loc[("sgd", "llc")]
+
+    llc = llc_of_sgd(table)
     assert llc.seeds.to_dict() == {2: 0, 4: 3, 8: 3}  # at epoch 2 nothing has risen yet
-    ratios = [[(3 + seed / 100) / (2 + seed / 100) for seed in range(3)]]
-    ratios += [[(1 + seed / 100) / (2 + seed / 100) for seed in range(3)]]
+    ratios = [[(end + seed / 100) / (2 + seed / 100) for seed in range(3)] for end in (3, 1)]
     assert llc.change[[4, 8]].tolist() == pytest.approx([math.prod(each) ** (1 / 3) - 1 for each in ratios])
     assert llc.sign.tolist() == ["none", "rises", "falls"]
-    one_invalid = table.assign(valid=~((table.seed == 0) & (table.epoch == 4)))
-    ends = last_epoch_table(one_invalid, changes_by_last_epoch(one_invalid))
-    ends = ends.set_index(["optimizer", "quantity", "last_epoch"]).sort_index()
-    llc = ends.loc[("sgd", "llc")]
+    llc = llc_of_sgd(table.assign(valid=~((table.seed == 0) & (table.epoch == 4))))
     assert llc.seeds.to_dict() == {2: 0, 4: 2, 8: 3}
     assert llc.sign.tolist() == ["none", "none", "falls"]  # two seeds have no interval
     assert math.isnan(llc.low[4])
@@ -321,20 +273,14 @@ def test_a_change_is_of_logarithms_so_that_its_interval_stays_above_minus_one() 
     assert since_minimum(negative).query("quantity == 'trace'").change.isna().all()
 
 
-def test_why_the_sign_is_out_of_reach_is_said(judge_key: JudgeKey) -> None:
-    late = overfitting_rows(UP, UP)
-    late["valid"] = (late.epoch != 8) | (late.seed == 0) & (
-        late.epoch == 8
-    )  # of two seeds the last does not count
-    late.loc[(late.epoch == 4) & (late.seed > 0), "valid"] = False
-    found = {result.claim.id: result.explanation for result in judge_key("ngd/fig7", late)}
-    assert (
-        found["llc-sign-sgd-m"] == "Where training ends it needs two seeds with a change that counts; there are 1."
-    )
-    only = overfitting_rows(UP, UP)
-    only["valid"] = only.epoch != 4
-    found = {result.claim.id: result.explanation for result in judge_key("ngd/fig7", only)}
-    assert found["llc-sign-sgd-m"] == "Had training ended earlier, no seed would have a change that counts."
+def test_why_the_sign_is_out_of_reach_is_said(judge_key) -> None:
+    table = overfitting_rows(UP, UP)
+    late = (table.epoch < 4) | (table.seed == 0)  # of two seeds the last does not count
+    for valid, said in (
+        (late, "Where training ends it needs two seeds with a change that counts; there are 1."),
+        (table.epoch != 4, "Had training ended earlier, no seed would have a change that counts."),
+    ):
+        assert judge_key("ngd/fig7", table.assign(valid=valid))["llc-sign-sgd"].explanation == said
 
 
 def test_since_minimum_starts_at_the_minimum() -> None:
@@ -360,42 +306,27 @@ def test_since_minimum_starts_at_the_minimum() -> None:
         (UP, UP, (1.0, 0.9, 0.8, 0.7), ["not reproduced"] + ["out of reach"] * 5),
     ],
 )
-def test_fig7_verdicts(
-    judge_key: JudgeKey,
-    llc: tuple[float, ...],
-    trace: tuple[float, ...],
-    losses: tuple[float, ...],
-    expected: list[str],
-) -> None:
-    verdicts = [result.verdict for result in judge_key("ngd/fig7", overfitting_rows(llc, trace, losses))]
-    assert verdicts == 2 * expected
+def test_fig7_verdicts(judge_key, llc: tuple, trace: tuple, losses: tuple, expected: list[str]) -> None:
+    found = judge_key("ngd/fig7", overfitting_rows(llc, trace, losses))
+    assert [result.verdict for result in found.values()] == 2 * expected
 
 
-def test_fig7_without_valid_estimates_judges_the_trace_alone(judge_key: JudgeKey) -> None:
+def test_without_valid_estimates_the_trace_alone_is_judged_and_all_is_drawn(judge_key, computed_of) -> None:
     table = overfitting_rows(UP, UP).assign(valid=False)
-    results = judge_key("ngd/fig7", table)
+    found = {key: list(judge_key(key, table).values()) for key in ("ngd/fig7", "ngd/fig8")}
     expected = ["reproduced", "out of reach", "reproduced", "reproduced", "out of reach", "reproduced"]
-    assert [result.verdict for result in results] == 2 * expected
-    assert "3 of 3 seeds overfit, 0 of them with enough valid estimates" in results[1].explanation
-    assert [result.verdict for result in judge_key("ngd/fig8", table)] == [
-        "reproduced",
-        "out of reach",
-        "out of reach",
-        "out of reach",
-    ]
+    assert [result.verdict for result in found["ngd/fig7"]] == 2 * expected
+    assert "3 of 3 seeds overfit, 0 of them with enough valid estimates" in found["ngd/fig7"][1].explanation
+    assert [result.verdict for result in found["ngd/fig8"]] == ["reproduced"] + ["out of reach"] * 3
+    for key in found:
+        assert all_targets()[key].load("draw")(computed_of({"table": table, "summary": since_minimum(table)}))
 
 
-@pytest.mark.parametrize("key", ["ngd/fig7", "ngd/fig8"])
-def test_the_plot_needs_no_valid_estimate(key: str, computed_of: Callable[..., Computed]) -> None:
-    table = overfitting_rows(UP, UP).assign(valid=False)
-    assert all_targets()[key].load("draw")(computed_of({"table": table, "summary": since_minimum(table)}))
-
-
-def test_fig8_verdicts_and_the_terms_that_explain_them(judge_key: JudgeKey) -> None:
+def test_fig8_verdicts_and_the_terms_that_explain_them(judge_key) -> None:
     rising = overfitting_rows(tuple(10 * value for value in UP), UP)  # LLC ln n grows faster than n L falls
-    assert [result.verdict for result in judge_key("ngd/fig8", rising)] == ["reproduced"] * 4
+    assert [result.verdict for result in judge_key("ngd/fig8", rising).values()] == ["reproduced"] * 4
     falling = overfitting_rows(tuple(value / 10 for value in UP), UP)
-    results = judge_key("ngd/fig8", falling)
+    results = list(judge_key("ngd/fig8", falling).values())
     expected = ["reproduced", "not reproduced", "reproduced", "not reproduced"]  # falling, wherever it ends
     assert [result.verdict for result in results] == expected
     assert results[3].value == pytest.approx(-1)

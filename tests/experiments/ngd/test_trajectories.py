@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from curvlab import iterate
 from curvlab.curvature import FisherOperator
-from curvlab.lab import all_targets, load_config, start
+from curvlab.lab import start
 from curvlab.optim import ExactNGD
 from curvlab.sampling import SGLDSettings
 from curvlab.training import Learner, MeanLoss, StepInfo, TrainingBatch, evaluate
@@ -33,9 +33,8 @@ MEASURES = {
 
 
 @pytest.fixture
-def cfg(tmp_path: Path) -> OmegaConf:
-    folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
-    cfg = load_config(all_targets()["ngd/fig6"], ["preset=smoke", "tracker=none", "progress=false", *folders])
+def cfg(config_of) -> OmegaConf:
+    cfg = config_of("ngd/fig6")
     OmegaConf.set_struct(cfg, False)
     (own,) = cfg.tasks.values()
     return OmegaConf.merge(cfg, MEASURES, {"data": own.data, "model": own.model, "seed_name": "ffnn"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from curvlab.lab import ClaimResult, Computed, all_targets, load_config, start, task_settings
+from curvlab.lab import all_targets, load_config, start, task_settings
 from curvlab.lab.runs.store import Store
 from curvlab.optim import PUBLISHED_GINGER
 from curvlab.training import Learner, StepInfo, TrainingBatch, shared_curvature_step
@@ -28,12 +28,10 @@ GINGER = {"optimizer": "ginger", "labels": "sampled", "scope": "global", "moment
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> Iterator[RaceTask]:
+def task(config_of) -> Iterator[RaceTask]:
     """Return the task of an open run, at smoke scale."""
-    target = all_targets()["ginger/tab1"]
-    folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
-    cfg = load_config(target, ["preset=smoke", "tracker=none", "progress=false", *folders])
-    with start(cfg, key=target.key, title=target.title) as run:
+    cfg = config_of("ginger/tab1")
+    with start(cfg, key="ginger/tab1", title="") as run:
         (task,) = RaceTask.each(run, cfg)
         yield task
 
@@ -81,13 +79,10 @@ def test_a_training_records_every_epoch_and_shares_its_start(task: RaceTask) -> 
     assert found["seconds"] == sorted(found["seconds"])
     assert found["seconds"][0] == 0.0 < found["seconds"][1]
     assert not found["diverged"]
-    other = trained(
-        task, GINGER | {"lr": 0.01, "rank": 2, "damping": 0.1}, num_steps=4, batch_size=40, seed=0, with_test=False
-    )
-    assert other["validation_loss"][0] == found["validation_loss"][0]  # one start
-    assert other["step_losses"][0] == pytest.approx(
-        float(found["step_losses"][0]), rel=1e-6
-    )  # and one first batch
+    ginger = GINGER | {"lr": 0.01, "rank": 2, "damping": 0.1}
+    other = trained(task, ginger, num_steps=4, batch_size=40, seed=0, with_test=False)
+    assert other["validation_loss"][0] == found["validation_loss"][0]  # one start, and one first batch
+    assert other["step_losses"][0] == pytest.approx(float(found["step_losses"][0]), rel=1e-6)
     assert "test_loss" not in other
     assert len(task.parts["train"][1]) + len(task.parts["validation"][1]) == 200
 
@@ -173,25 +168,17 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(
 
 # ------------------------------------------------------------------------------------ racers
 def test_racers_are_read_from_the_config() -> None:
-    settings = OmegaConf.create(
-        {
-            "ranks": [1, 4],
-            "racers": {
-                "adam": {"label": "Adam", "kind": "paper", "settings": {"optimizer": "adam"}},
-                "ginger": {"label": "G", "kind": "paper", "settings": GINGER, "candidates": [{"damping": 1.0}]},
-                "tensor": {"label": "T", "kind": "ablation", "settings": GINGER, "ranks": [4]},
-                "twice": {"label": "2", "kind": "ablation", "settings": {"optimizer": "adam"}, "tuned_as": "adam"},
-                "gone": None,
-            },
-        }
-    )
-    racers = load_racers(settings)
-    assert {name: one.ranks for name, one in racers.items()} == {
-        "adam": (None,),
-        "ginger": (1, 4),
-        "tensor": (4,),
-        "twice": (None,),
+    listed = {
+        "adam": {"label": "Adam", "kind": "paper", "settings": {"optimizer": "adam"}},
+        "ginger": {"label": "G", "kind": "paper", "settings": GINGER, "candidates": [{"damping": 1.0}]},
+        "tensor": {"label": "T", "kind": "ablation", "settings": GINGER, "ranks": [4]},
+        "twice": {"label": "2", "kind": "ablation", "settings": {"optimizer": "adam"}, "tuned_as": "adam"},
+        "gone": None,
     }
+    settings = OmegaConf.create({"ranks": [1, 4], "racers": listed})
+    racers = load_racers(settings)
+    ranks = {"adam": (None,), "ginger": (1, 4), "tensor": (4,), "twice": (None,)}
+    assert {name: one.ranks for name, one in racers.items()} == ranks
     assert racers["ginger"].with_rank(4, lr=0.1, damping=1.0) == {**GINGER, "rank": 4, "lr": 0.1, "damping": 1.0}
     assert racers["ginger"].gradients_per_step == 2
     settings.racers.adam = None
@@ -212,13 +199,11 @@ def test_the_config_has_the_published_settings(preset: str) -> None:
 
 
 def test_best_racer_and_rank_by_validation() -> None:
-    table = pd.DataFrame(
-        [
-            {"racer": racer, "rank": rank, "seed": seed, "accuracy": value, "loss": 1 - value}
-            for racer, rank, value in [("qng", 1, 0.7), ("qng", 4, 0.8), ("adam", np.nan, 0.75)]
-            for seed in range(2)
-        ]
+    rows = [("qng", 1, 0.7), ("qng", 4, 0.8), ("adam", np.nan, 0.75)]
+    table = pd.concat(
+        [pd.DataFrame(rows, columns=["racer", "rank", "accuracy"]).assign(seed=seed) for seed in (0, 1)]
     )
+    table["loss"] = 1 - table.accuracy
     assert best_of(table, ["qng", "adam"]) == ("qng", 4)
     assert best_of(table, ["qng", "adam"], chosen_by="loss") == ("qng", 4)
     assert best_of(table, ["adam"]) == ("adam", None)
@@ -231,11 +216,8 @@ def test_best_racer_and_rank_by_validation() -> None:
 def race(loss: float = 1e-4, **changes: dict[int, float] | float) -> pd.DataFrame:
     """Return a race in which Ginger is above QNG above first order, and saturates; accuracies differ by seed."""
     accuracy = {"momentum": 0.70, "adam": 0.71, "qng": {1: 0.75, 4: 0.76, 32: 0.77}}
-    accuracy |= {
-        "ginger": {1: 0.80, 4: 0.85, 32: 0.86},
-        "ginger_published": {4: 0.79},
-        "without_curvature": {4: 0.74},
-    }
+    accuracy |= {"ginger": {1: 0.80, 4: 0.85, 32: 0.86}}
+    accuracy |= {"ginger_published": {4: 0.79}, "without_curvature": {4: 0.74}}
     rows = []
     for racer, values in (accuracy | changes).items():
         for rank, value in (values if isinstance(values, dict) else {np.nan: values}).items():
@@ -272,18 +254,10 @@ def race(loss: float = 1e-4, **changes: dict[int, float] | float) -> pd.DataFram
         ({}, "printed-second-best", "refuted"),
     ],
 )
-def test_rules_of_the_claims(
-    changes: dict[str, Any],
-    claim: str,
-    verdict: str,
-    computed_of: Callable[..., Computed],
-    judged: Callable[[str, Computed], list[ClaimResult]],
-) -> None:
+def test_rules_of_the_claims(verdicts_of, changes: dict[str, Any], claim: str, verdict: str) -> None:
     table = race(**changes)
-    curves = table.assign(train_loss=2 * table.min_train_loss)
-    computed = computed_of({"table": table, "curves": curves, "paper": table_1()}, {"tuned_rank": 4})
-    found = {result.claim.id: result for result in judged("ginger/tab1", computed)}
-    assert found[claim].verdict == verdict
+    tables = {"table": table, "curves": table.assign(train_loss=2 * table.min_train_loss), "paper": table_1()}
+    assert verdicts_of("ginger/tab1", tables, {"tuned_rank": 4}, task="none")[claim] == verdict
 
 
 def test_the_printed_tables_are_read_in_our_units() -> None:

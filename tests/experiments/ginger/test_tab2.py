@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from tokenizers import Tokenizer
 from torch import nn
 
-from curvlab.lab import ClaimResult, Computed, all_targets, load_config, start, task_settings
+from curvlab.lab import all_targets, load_config, start, task_settings
 from curvlab.lab.data import train_tokenizer
 from curvlab.lab.models import small_t5
 from curvlab.training import curvature_step, sampled_label_loss
@@ -23,58 +23,37 @@ from experiments.ginger.optimizers import make_optimizer
 from experiments.ginger.printed import table_2
 from experiments.ginger.summaries import SummaryTask, fine_tuned, rouge
 
-Judge = Callable[..., dict[str, ClaimResult]]
 ROOT = Path(__file__).parents[3]
 GINGER = {"optimizer": "ginger", "momentum": 0.9, "decay": 0.99, "scope": "global", "labels": "sampled", "rank": 2}
 
 
 # ------------------------------------------------------------------------------------------- claims
-@pytest.fixture
-def judge(computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]) -> Judge:
-    """Return a function that judges a made-up table, and gives the claims by id."""
-
-    def judge(table: pd.DataFrame) -> dict[str, ClaimResult]:
-        computed = computed_of({"table": table, "paper": table_2()})
-        return {result.claim.id.removesuffix("-t5"): result for result in judged("ginger/tab2", computed)}
-
-    return judge
-
-
 def rows(
     *, gain: float = 1.0, lora_gain: float = 0.5, slope: float = -0.1, curvature: float = 0.2
 ) -> pd.DataFrame:
     """Return a table as the paper has it: ROUGE falls by a point for each unit of perplexity."""
     found = []
-    for weights, above in (("full", gain), ("lora", lora_gain)):
-        for seed in range(3):
-            for racer, rank, rouge_of_it, flops in (
-                ("adam", math.nan, 20.0, 10.0),
-                ("momentum", math.nan, 18.0, 10.0),
-                ("qng", 1, 18.2, 15.0),
-                ("qng", 4, 18.1, 16.0),
-                ("ginger", 1, 20.0 + above, 17.0),
-                ("ginger", 4, 20.0 + above, 19.0),
-                ("without_curvature", 1, 19.5, 10.0),
-            ):
-                logarithm = 2.0 - 0.1 * (rouge_of_it - 20) + 0.01 * seed
-                if racer == "ginger":
-                    logarithm = 1.0 + slope * math.log2(rank) + 0.01 * seed
-                if racer == "without_curvature":
-                    logarithm = 1.0 + slope + curvature
-                scores = dict.fromkeys(("rouge", "rouge1", "rouge2", "rougeL"), rouge_of_it + 0.01 * seed * above)
-                place = {
-                    "task": "t5",
-                    "weights": weights,
-                    "racer": racer,
-                    "label": racer,
-                    "rank": rank,
-                    "seed": seed,
-                }
-                settings = {"lr": 0.1, "damping": 0.1 if racer == "ginger" else math.nan, "clip": math.nan}
-                perplexities = {"train_perplexity": math.exp(logarithm), "lowest_batch_perplexity": 2.0}
-                cost = {"flops": flops, "memory": flops, "test_loss": 3.0, "diverged": False}
-                found.append(place | settings | scores | perplexities | cost)
-    return pd.DataFrame(found)
+    for (weights, above), seed in product((("full", gain), ("lora", lora_gain)), range(3)):
+        for racer, rank, rouge_of_it, flops in (
+            ("adam", math.nan, 20.0, 10.0),
+            ("momentum", math.nan, 18.0, 10.0),
+            ("qng", 1, 18.2, 15.0),
+            ("qng", 4, 18.1, 16.0),
+            ("ginger", 1, 20.0 + above, 17.0),
+            ("ginger", 4, 20.0 + above, 19.0),
+            ("without_curvature", 1, 19.5, 10.0),
+        ):
+            logarithm = 2.0 - 0.1 * (rouge_of_it - 20) + 0.01 * seed
+            if racer == "ginger":
+                logarithm = 1.0 + slope * math.log2(rank) + 0.01 * seed
+            if racer == "without_curvature":
+                logarithm = 1.0 + slope + curvature
+            row = {"weights": weights, "racer": racer, "label": racer, "rank": rank, "seed": seed}
+            row |= dict.fromkeys(("rouge", "rouge1", "rouge2", "rougeL"), rouge_of_it + 0.01 * seed * above)
+            row |= {"damping": 0.1 if racer == "ginger" else math.nan, "train_perplexity": math.exp(logarithm)}
+            found.append(row | {"flops": flops, "memory": flops})
+    shared = {"task": "t5", "lr": 0.1, "clip": math.nan, "lowest_batch_perplexity": 2.0, "test_loss": 3.0}
+    return pd.DataFrame(found).assign(**shared, diverged=False)
 
 
 @pytest.mark.parametrize(
@@ -95,8 +74,9 @@ def rows(
         (rows(), "printed-lora-gain", "not reproduced"),  # the printed table contradicts the text by itself
     ],
 )
-def test_rules_of_the_claims(judge: Judge, table: pd.DataFrame, claim: str, verdict: str) -> None:
-    assert judge(table)[claim].verdict == verdict
+def test_rules_of_the_claims(verdicts_of, table: pd.DataFrame, claim: str, verdict: str) -> None:
+    tables = {"table": table, "paper": table_2()}
+    assert verdicts_of("ginger/tab2", tables, task="t5")[claim] == verdict
 
 
 def test_the_printed_table_is_complete() -> None:
@@ -160,13 +140,8 @@ def test_the_paper_preset_fine_tunes_a_published_model(tmp_path: Path, monkeypat
         (tmp_path / "pairs" / f"{part}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     _save_published(tmp_path / "t5", [pair["document"] for pair in pairs])
     target = all_targets()["ginger/tab2"]
-    overrides = {
-        "data.name": tmp_path / "pairs",
-        "data.revision": "null",
-        "model.name": tmp_path / "t5",
-        "source_length": 30,
-        "target_length": 6,
-    }
+    overrides = {"data.name": tmp_path / "pairs", "data.revision": "null", "model.name": tmp_path / "t5"}
+    overrides |= {"source_length": 30, "target_length": 6}
     names = [f"tasks.t5_small_xsum.{key}={value}" for key, value in overrides.items()]
     folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
     cfg = load_config(target, ["preset=paper", "device=cpu", "tracker=none", "progress=false", *folders, *names])
@@ -216,23 +191,13 @@ def test_what_the_paper_states_is_in_its_preset(monkeypatch: pytest.MonkeyPatch)
 def test_the_averages_that_claims_quote_follow_from_the_printed_rows() -> None:
     means = table_2().groupby(["weights", "racer"])[["rouge", "train_perplexity"]].mean()
     quoted = load_sheet("ginger/tab2")
-    perplexity = {place: f"{value:.2f}" for place, value in means.train_perplexity.items()}
-    for name, other in (("perplexity-below-adam", "adam"), ("perplexity-below-qng", "qng")):
-        pairs = [
-            f"{perplexity[weights, 'ginger']} against {perplexity[weights, other]}" for weights in ("full", "lora")
-        ]
-        assert quoted[name] == f"{pairs[0]} with all weights, {pairs[1]} with LoRA, on average over the ranks"
-    gains = {
-        (weights, other): means.rouge[weights, "ginger"] - means.rouge[weights, other]
-        for weights in ("full", "lora")
-        for other in ("adam", "qng")
-    }
-    assert quoted["ginger-above-adam"].startswith(
-        f"{gains['full', 'adam']:.2f} points with all weights, {gains['lora', 'adam']:.2f} with LoRA"
-    )
-    assert quoted["ginger-above-qng"].startswith(
-        f"{gains['full', 'qng']:.2f} points with all weights, {gains['lora', 'qng']:.2f} with LoRA"
-    )
+    for other in ("adam", "qng"):
+        both = [[means.loc[(weights, racer)] for racer in ("ginger", other)] for weights in ("full", "lora")]
+        full, lora = (f"{g.train_perplexity:.2f} against {o.train_perplexity:.2f}" for g, o in both)
+        expected = f"{full} with all weights, {lora} with LoRA, on average over the ranks"
+        assert quoted[f"perplexity-below-{other}"] == expected
+        full, lora = (f"{ginger.rouge - own.rouge:.2f}" for ginger, own in both)
+        assert quoted[f"ginger-above-{other}"].startswith(f"{full} points with all weights, {lora} with LoRA")
 
 
 def load_sheet(key: str) -> dict[str, str]:

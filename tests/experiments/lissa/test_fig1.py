@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -41,9 +40,7 @@ def paired(batch_size: int) -> Paired:
     model, inputs, targets = linear_problem()
     loss, data, points = nn.MSELoss(), (inputs, targets), (inputs[:2], targets[:2])
     objective = ProximalBregmanObjective(model, loss, data, candidates=points, damping=DAMPING, epsilon=1e-8)
-    gradients = torch.stack(
-        [2 * (model(x) - y).detach() * x for x, y in zip(inputs[:2], targets[:2], strict=True)]
-    ).T
+    gradients = (2 * (model(inputs[:2]) - targets[:2]).detach() * inputs[:2]).T
     damped = GaussNewtonOperator(model, loss, data) + DAMPING * identity
     generators = (torch.Generator().manual_seed(5), torch.Generator().manual_seed(5))
     settings = LissaHyperparameters(STEP_SIZE, batch_size, NUM_STEPS)
@@ -111,9 +108,7 @@ def test_results_are_consistent_and_scores_those_of_the_settings(smoke_result) -
     cells = read_table(smoke, "cells")
     assert cells.constant.tolist() == ["C = 2", "C measured", "C = 2, by importance"]
     assert claims["cell-unsaturated-assumed"].value == pytest.approx(cells["pearson, other batches"][0])
-    assert {"name": "num_points", "ours": 3, "paper": 25} in json.loads((smoke / "run.json").read_text())[
-        "settings"
-    ]
+    assert {"name": "num_points", "ours": 3, "paper": 25} in read_record(smoke)["settings"]
     summary = read_table(smoke, "summary").iloc[0]
     assert summary["damping"] == pytest.approx(0.1 * summary["lambda_max"], rel=1e-4)
     assert summary["step size"] == pytest.approx(1 / (summary["lambda_max"] + summary["damping"]), rel=1e-4)
@@ -137,14 +132,8 @@ def test_one_seed_is_refused(run_smoke) -> None:
         run_smoke("lissa/fig1", "num_seeds=1")
 
 
-GIVEN = [
-    "damping=0.2",
-    "lissa.step_size=0.05",
-    "lissa.batch_size=30",
-    "lissa.num_steps=12",
-    "exact_points=0",
-    "measured.safety=3",
-]
+GIVEN = ["damping=0.2", "lissa.step_size=0.05", "lissa.batch_size=30", "lissa.num_steps=12", "exact_points=0"]
+GIVEN += ["measured.safety=3"]
 
 
 def test_lambda_max_is_not_measured_where_all_settings_are_given(run_smoke) -> None:
@@ -187,22 +176,11 @@ def made_up(task: str, constant: str, pearson: list[float], **more: object) -> p
     """Rows of a task, one for each point, of one seed; a nan is an overflow of SGD."""
     values = np.array(pearson)
     overflow = np.isnan(values)
-    rows = {
-        "task": task,
-        "constant": constant,
-        "position": np.arange(len(values)),
-        "seed": 0,
-        "lissa_length": 0.5,
-        "lissa_overflow": False,
-        "pbrf_overflow": overflow,
-        "parted_step": 0,
-        "length_at_parting": math.nan,
-        "lissa_pbrf_pearson": values,
-        "lissa_pbrf_slope": values,
-        "lissa_pbrf_case": np.where(overflow, "overflow", np.where(values >= 0.9, "agree", "apart")),
-        "same_batches_pearson": values,
-        "same_batches_case": np.where(overflow, "overflow", "agree"),
-    }
+    rows = {"task": task, "constant": constant, "position": np.arange(len(values)), "seed": 0, "lissa_length": 0.5}
+    rows |= {"lissa_overflow": False, "pbrf_overflow": overflow, "parted_step": 0, "length_at_parting": math.nan}
+    rows |= dict.fromkeys(("lissa_pbrf_pearson", "lissa_pbrf_slope", "same_batches_pearson"), values)
+    rows["lissa_pbrf_case"] = np.where(overflow, "overflow", np.where(values >= 0.9, "agree", "apart"))
+    rows["same_batches_case"] = np.where(overflow, "overflow", "agree")
     return pd.DataFrame(rows | more)
 
 
@@ -211,13 +189,8 @@ def summary(**losses: float) -> pd.DataFrame:
 
 
 def test_a_cell_is_as_good_as_its_worst_network_and_overflow_counts_as_minus_one() -> None:
-    table = pd.concat(
-        [
-            made_up("good", "C = 2", [0.99, 0.98, 0.97]),
-            made_up("bad", "C = 2", [0.99, math.nan, math.nan]),
-            made_up("fit", "C = 2", [0.2, 0.1, 0.3]),
-        ]
-    )
+    pearson = {"good": [0.99, 0.98, 0.97], "bad": [0.99, math.nan, math.nan], "fit": [0.2, 0.1, 0.3]}
+    table = pd.concat([made_up(name, "C = 2", own) for name, own in pearson.items()])
     cells = cell_table(table, summary(good=1.0, bad=0.7, fit=0.1))
     assert cells.regime.tolist() == ["unsaturated", "saturated"]
     assert cells["pearson, other batches"].tolist() == pytest.approx([-1.0, 0.2])
@@ -227,30 +200,29 @@ def test_a_cell_is_as_good_as_its_worst_network_and_overflow_counts_as_minus_one
 
 def seeds(rows: pd.DataFrame, number: int = 3, **more: list) -> pd.DataFrame:
     """The same rows for each seed, with columns that are by seed."""
-    return pd.concat(
-        [
-            rows.assign(seed=seed, **{name: values[seed] for name, values in more.items()})
-            for seed in range(number)
-        ],
-        ignore_index=True,
-    )
+    own = [{name: values[seed] for name, values in more.items()} for seed in range(number)]
+    return pd.concat([rows.assign(seed=seed, **own[seed]) for seed in range(number)], ignore_index=True)
 
 
-def verdicts_of(computed_of, judged, table: pd.DataFrame, of_tasks: pd.DataFrame) -> dict:
-    at_larger = table[table.constant == "C = 2"].assign(epsilon=1e-2)
-    tables = {"table": table, "summary": of_tasks, "larger_epsilon": at_larger}
-    computed = computed_of(tables, {"seed": 0, "pbrf": {"epsilon": 1e-8}})
-    return {result.claim.id: result for result in judged("lissa/fig1", computed)}
+@pytest.fixture
+def found_in(results_of):
+    """Return a function that judges the panels of networks, of which it is given the training losses."""
+
+    def judge(table: pd.DataFrame, of_tasks: pd.DataFrame | None = None, **losses: float) -> dict:
+        at_larger = table[table.constant == "C = 2"].assign(epsilon=1e-2)
+        tables = {"table": table, "summary": summary(**losses) if of_tasks is None else of_tasks}
+        config = {"seed": 0, "pbrf": {"epsilon": 1e-8}}
+        return results_of("lissa/fig1", tables | {"larger_epsilon": at_larger}, config)
+
+    return judge
 
 
-def test_cause_tells_leaving_the_range_from_diverging_before_and_from_other_batches(computed_of, judged) -> None:
-    kinds = {
-        "left": {"parted_step": 7, "length_at_parting": 0.4},
-        "after": {"parted_step": 7, "length_at_parting": 30.0},
-        "never": {"parted_step": 0},
-    }
-    table = pd.concat([seeds(made_up(name, "C = 2", [0.1, 0.2, 0.3], **more)) for name, more in kinds.items()])
-    found = verdicts_of(computed_of, judged, table, summary(left=0.1, after=0.1, never=0.1))
+def test_cause_tells_leaving_the_range_from_diverging_before_and_from_other_batches(found_in) -> None:
+    lengths = {"left": 0.4, "after": 30.0, "never": math.nan}
+    table = pd.concat([seeds(made_up(name, "C = 2", [0.1, 0.2, 0.3])) for name in lengths])
+    table["length_at_parting"] = table.task.map(lengths)
+    table["parted_step"] = 7 * table.length_at_parting.notna()
+    found = found_in(table, left=0.1, after=0.1, never=0.1)
     assert found["cause-left"].verdict == found["cause-larger-left"].verdict == "reproduced"
     assert found["cause-after"].verdict == "not reproduced"
     assert "in 9 of them only when LiSSA is longer" in found["cause-after"].explanation
@@ -261,16 +233,16 @@ def test_cause_tells_leaving_the_range_from_diverging_before_and_from_other_batc
     assert found["cell-unsaturated-assumed"].verdict == "out of reach"
 
 
-def test_overflows_are_counted_each_for_itself(computed_of, judged) -> None:
+def test_overflows_are_counted_each_for_itself(found_in) -> None:
     table = made_up("mlp", "C = 2", [0.99, 0.98, math.nan])
-    found = verdicts_of(computed_of, judged, table, summary(mlp=0.1))
+    found = found_in(table, mlp=0.1)
     assert found["pbrf-overflow"].value == 1
     assert found["pbrf-overflow"].verdict == "not reproduced"
     assert "LiSSA overflows in 0, SGD on the same batches in 1" in found["overflow"].explanation
     table["lissa_overflow"] = table.pbrf_overflow  # both: LiSSA's batches have taken SGD along
-    assert verdicts_of(computed_of, judged, table, summary(mlp=0.1))["pbrf-overflow"].verdict == "reproduced"
+    assert found_in(table, mlp=0.1)["pbrf-overflow"].verdict == "reproduced"
     none = made_up("mlp", "C = 2", [0.99, 0.98, 0.97])
-    assert verdicts_of(computed_of, judged, none, summary(mlp=0.1))["pbrf-overflow"].verdict == "out of reach"
+    assert found_in(none, mlp=0.1)["pbrf-overflow"].verdict == "out of reach"
 
 
 def test_a_run_that_is_nan_everywhere_has_overflowed_and_a_solution_that_is_missing_has_not() -> None:
@@ -289,70 +261,70 @@ def test_a_run_that_is_nan_everywhere_has_overflowed_and_a_solution_that_is_miss
     assert pd.isna(panels.cg_exact_case.loc[2, 0])
 
 
-def test_a_short_answer_that_is_far_off_has_not_converged(computed_of, judged) -> None:
+def test_a_short_answer_that_is_far_off_has_not_converged(found_in) -> None:
     rows = made_up("net", "C = 2", [0.9, 0.8, 0.7], lissa_length=0.5, lissa_cg_case="apart")
     tables = {"off": 2.7, "right": 0.3}
     for name, error in tables.items():
         rows = rows.assign(task=name, lissa_cg_error=error)
-        found = verdicts_of(computed_of, judged, seeds(rows), summary(**{name: 0.1}))
+        found = found_in(seeds(rows), **{name: 0.1})
         expected = "reproduced" if error < 1 else "not reproduced"
         assert found[f"recipe-converges-{name}"].verdict == expected
     unsolved = rows.drop(columns=["lissa_cg_error", "lissa_cg_case"]).assign(task="a")
-    found = verdicts_of(computed_of, judged, seeds(unsolved), summary(a=0.1))  # short, and no exact solutions
+    found = found_in(seeds(unsolved), a=0.1)  # short, and no exact solutions
     assert found["recipe-converges-a"].verdict == "out of reach"
-    found = verdicts_of(computed_of, judged, seeds(unsolved.assign(lissa_length=3.0)), summary(a=0.1))
+    found = found_in(seeds(unsolved.assign(lissa_length=3.0)), a=0.1)
     assert found["recipe-converges-a"].verdict == "not reproduced"
 
 
-def test_seeds_that_differ_decide_nothing_whatever_the_points_say(computed_of, judged) -> None:
+def test_seeds_that_differ_decide_nothing_whatever_the_points_say(found_in) -> None:
     rows = made_up("net", "C = 2", [0.5] * 20)
     table = seeds(rows, lissa_pbrf_pearson=[0.95, 0.05, -0.02])
-    assert verdicts_of(computed_of, judged, table, summary(net=0.1))["agreement-net"].verdict == "not asked here"
+    assert found_in(table, net=0.1)["agreement-net"].verdict == "not asked here"
     table = seeds(rows, lissa_pbrf_pearson=[0.051, 0.05, 0.95])  # the first two promised more
-    assert verdicts_of(computed_of, judged, table, summary(net=0.1))["agreement-net"].verdict == "undecided"
+    assert found_in(table, net=0.1)["agreement-net"].verdict == "undecided"
     table = seeds(rows, lissa_pbrf_pearson=[0.051, 0.05, 0.049])
-    assert verdicts_of(computed_of, judged, table, summary(net=0.1))["agreement-net"].verdict == "not reproduced"
+    assert found_in(table, net=0.1)["agreement-net"].verdict == "not reproduced"
 
 
-def test_the_least_of_a_cell_is_below_every_network_that_fails_for_sure(computed_of, judged) -> None:
+def test_the_least_of_a_cell_is_below_every_network_that_fails_for_sure(found_in) -> None:
     wide = seeds(made_up("wide", "C = 2", [0.5] * 20), lissa_pbrf_pearson=[0.9, -0.9, -0.5])
     low = seeds(made_up("low", "C = 2", [0.03] * 20))
-    found = verdicts_of(computed_of, judged, pd.concat([wide, low]), summary(wide=0.1, low=0.1))
+    found = found_in(pd.concat([wide, low]), wide=0.1, low=0.1)
     cell = found["cell-saturated-assumed"]
     assert (cell.verdict, cell.interval.low, cell.interval.high) == ("not reproduced", -1, pytest.approx(0.03))
     assert cell.value == pytest.approx(-0.5 / 3)
 
 
-def test_batches_of_all_examples_fill_no_cell_and_diverged_runs_have_no_slope(computed_of, judged) -> None:
+def test_batches_of_all_examples_fill_no_cell_and_diverged_runs_have_no_slope(found_in) -> None:
     full = made_up("full", "C measured", [0.99, 0.98, 0.97])  # one run, for every seed would be the same
     drawn = seeds(made_up("drawn", "C measured", [0.2, 0.1, 0.3]))
     assumed = [seeds(made_up(name, "C = 2", [0.9, 0.9, 0.9], lissa_length=7.0)) for name in ("full", "drawn")]
     own = pd.concat([full, *assumed])
-    found = verdicts_of(computed_of, judged, own, summary(full=0.1, drawn=0.1))
+    found = found_in(own, full=0.1, drawn=0.1)
     assert found["cell-saturated-measured"].verdict == found["slope-drawn"].verdict == "out of reach"
-    found = verdicts_of(computed_of, judged, pd.concat([own, drawn]), summary(full=0.1, drawn=0.1))
+    found = found_in(pd.concat([own, drawn]), full=0.1, drawn=0.1)
     assert found["cell-saturated-measured"].value == pytest.approx(0.2)
 
 
-def test_where_c_is_below_one_the_cells_coincide(computed_of, judged) -> None:
+def test_where_c_is_below_one_the_cells_coincide(found_in) -> None:
     table = pd.concat([seeds(made_up("net", name, [0.99, 0.98, 0.97])) for name in ("C = 2", "C measured")])
     of_tasks = summary(net=1.0).assign(**{"batch size": 11, "batch size with it": 11})
-    found = verdicts_of(computed_of, judged, table, of_tasks)
+    found = found_in(table, of_tasks)
     assert found["cell-unsaturated-assumed"].verdict == "reproduced"
     assert found["cell-unsaturated-measured"].verdict == found["measured-constant-net"].verdict == "out of reach"
-    found = verdicts_of(computed_of, judged, table, of_tasks.assign(**{"batch size with it": 74}))
+    found = found_in(table, of_tasks.assign(**{"batch size with it": 74}))
     assert found["cell-unsaturated-measured"].verdict == "reproduced"
 
 
-def test_cases_are_counted_within_a_network(computed_of, judged) -> None:
+def test_cases_are_counted_within_a_network(found_in) -> None:
     case = ["agree", "agree", "both near zero"]
     one = made_up("one", "C = 2", [0.99, 0.98, 0.97], lissa_pbrf_case=case, lissa_cg_case="agree")
     two = made_up("two", "C = 2", [0.1, 0.2, 0.3], lissa_cg_case="apart")
-    found = verdicts_of(computed_of, judged, pd.concat([one, two]), summary(one=1.0, two=0.1))
+    found = found_in(pd.concat([one, two]), one=1.0, two=0.1)
     assert found["three-cases"].value == 2
     assert found["three-cases"].verdict == "not reproduced"
     three = one.assign(lissa_pbrf_case=["agree", "apart", "both near zero"])
-    assert verdicts_of(computed_of, judged, three, summary(one=1.0))["three-cases"].verdict == "reproduced"
+    assert found_in(three, one=1.0)["three-cases"].verdict == "reproduced"
 
 
 @pytest.mark.parametrize("paired", [True, False])
@@ -362,12 +334,10 @@ def test_error_over_runs_is_that_of_simulated_runs(paired: bool) -> None:
     panels = (runs + np.roll(runs, -1, axis=1)) / 2 if paired else runs
     true = panels.mean(1).std()
     found = []
-    for row in panels[:300]:
+    for row in panels[:120]:
         own = pd.DataFrame({"position": 0, "seed": range(5), "x": row})
-        value, interval = over_runs(
-            own, "x", lambda v: float(v.mean()), paired=paired, generator=generator, within=(-9, 9)
-        )
+        how = {"paired": paired, "generator": generator, "within": (-9, 9)}
+        value, interval = over_runs(own, "x", lambda v: float(v.mean()), **how)
         found.append((interval.high - value) / 2.776)  # of t with four degrees of freedom
-    assert np.sqrt(np.mean(np.square(found))) == pytest.approx(true, rel=0.1) or (
-        paired and np.sqrt(np.mean(np.square(found))) > true
-    )
+    root = np.sqrt(np.mean(np.square(found)))
+    assert root == pytest.approx(true, rel=0.1) or (paired and root > true)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,7 @@ from torch import nn
 from torch.func import functional_call
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.lab import ClaimResult, Computed, ConfigurationError
+from curvlab.lab import ConfigurationError
 from curvlab.lab.claims import load_claims
 from curvlab.lab.runs.record import read_record
 from curvlab.lab.tables import read_table
@@ -74,7 +72,7 @@ def test_each_task_alone_leaves_the_other_panel_out_of_reach(
     assert sorted(path.stem for path in folder.glob("figure*.png")) == figures.split()
 
 
-def test_no_number_stands_for_a_run_that_overflows(computed_of, judged) -> None:
+def test_no_number_stands_for_a_run_that_overflows(results_of) -> None:
     rows = [
         {"task": "net", "batch_size": size, "num_runs": 1, "seed": seed, "point": point, "step": step}
         | {name: value for name in ("pearson", "pearson_one_run", "pearson_last")}
@@ -87,21 +85,20 @@ def test_no_number_stands_for_a_run_that_overflows(computed_of, judged) -> None:
     answer = {"task": "net", "step": -1, "point": [0, 1], "diverged_at": 0, "error": [0.15, 0.25]}
     recipes = pd.concat([pd.DataFrame(answer | {"recipe": name}) for name in ("paper", "importance")])
     tables = {"table": pd.DataFrame(rows), "recipes": recipes}
-    found = {result.claim.id: result for result in judged("lissa/fig2", computed_of(tables, {"seed": 0}))}
-    assert found["recipe-converges-net"].verdict == "reproduced"
-    assert found["importance-converges-net"].verdict == "not reproduced"  # one of two points is 0.25 off
-    assert found["converges-net"].value == pytest.approx(0.98)
+    found = results_of("lissa/fig2", tables, {"seed": 0}, "net")
+    assert found["recipe-converges"].verdict == "reproduced"
+    assert found["importance-converges"].verdict == "not reproduced"  # one of two points is 0.25 off
+    assert found["converges"].value == pytest.approx(0.98)
     for name in ("faster-double", "steps-faster-double", "steps-closer-double"):  # no plateau, and no last step
-        assert found[f"{name}-net"].verdict == "out of reach"
-        assert "12 with |B| = 1" in found[f"{name}-net"].explanation
-    assert found["closer-double-net"].value == pytest.approx(0.99 - 0.7)
+        assert found[name].verdict == "out of reach"
+        assert "12 with |B| = 1" in found[name].explanation
+    assert found["closer-double"].value == pytest.approx(0.99 - 0.7)
     lost = {"pearson": math.nan, "pearson_last": math.nan, "overflow": True}
     rows = [row | lost if row["batch_size"] == 10 else row for row in rows]
-    tables["table"] = pd.DataFrame(rows)
-    found = {result.claim.id: result for result in judged("lissa/fig2", computed_of(tables, {"seed": 0}))}
-    assert (found["converges-net"].value, found["converges-net"].verdict) == (0, "not reproduced")
-    assert "12 with |B| = 10" in found["converges-net"].explanation
-    for name, tenth in (("converges-net", "has 0.70"), ("steps-converges-net", "overflows in every run")):
+    found = results_of("lissa/fig2", tables | {"table": pd.DataFrame(rows)}, {"seed": 0}, "net")
+    assert (found["converges"].value, found["converges"].verdict) == (0, "not reproduced")
+    assert "12 with |B| = 10" in found["converges"].explanation
+    for name, tenth in (("converges", "has 0.70"), ("steps-converges", "overflows in every run")):
         assert f"(a tenth of the batch {tenth})" in found[name].explanation
 
 
@@ -136,8 +133,7 @@ def test_nothing_asks_for_the_spectrum_where_all_settings_are_given(run_smoke) -
     given = ["task=mlp_8_digits_200", "damping=0.2", "step_size=0.05", "batch_size=20", "num_seeds=2"]
     folder: Path = run_smoke("lissa/fig2", *given, drawn=False)
     row = read_table(folder, "summary").iloc[0]
-    assert math.isnan(row["lambda_max"])
-    assert math.isnan(row["tr(G)"])
+    assert row[["lambda_max", "tr(G)"]].isna().all()
     assert (row["step size"], row["damping"], row["batch sizes"]) == (0.05, 0.2, "40 20 2x10")
     units = [unit["name"] for unit in read_record(folder)["units"]]
     assert "lissa/fig2_scores" in units
@@ -157,7 +153,7 @@ PAPER = Path(__file__).parents[4] / "shared" / "papers" / "lissa_klochkov_liu_20
 
 
 @pytest.fixture(scope="module")
-def smoke(run_smoke: Callable[..., Path]) -> Path:
+def smoke(run_smoke) -> Path:
     return run_smoke("lissa/fig3")
 
 
@@ -179,7 +175,7 @@ def test_results_are_complete_and_consistent(smoke: Path) -> None:
     expected = (own.gradient - own.influence)[own.model_seed == 0].mean()
     measured = statistics.mean_difference(table[table.model_seed == 0])
     assert measured == pytest.approx(expected)
-    settings = {entry["name"]: entry for entry in json.loads((smoke / "run.json").read_text())["settings"]}
+    settings = {entry["name"]: entry for entry in read_record(smoke)["settings"]}
     assert settings["summary.csv:damping"]["paper"] == 5.0
     assert settings["summary.csv:num_sequences"]["ours"] == 6
 
@@ -194,17 +190,10 @@ def known_table(gradient: np.ndarray, influence: np.ndarray, seeds: int = 3) -> 
     sentences = pd.read_csv(SENTENCES)
     first, second = np.triu_indices(20)
     facts, kinds = sentences.fact.to_numpy(), sentences.kind.to_numpy()
-    return pd.concat(
-        pd.DataFrame(
-            {
-                "model_seed": seed, "first": first, "second": second,
-                "first_fact": facts[first], "second_fact": facts[second],
-                "first_kind": kinds[first], "second_kind": kinds[second],
-                "gradient": gradient[first, second], "influence": influence[first, second],
-            }
-        )
-        for seed in range(seeds)
-    )  # fmt: skip
+    pairs = {"first": first, "second": second, "first_fact": facts[first], "second_fact": facts[second]}
+    pairs |= {"first_kind": kinds[first], "second_kind": kinds[second]}
+    pairs |= {"gradient": gradient[first, second], "influence": influence[first, second]}
+    return pd.concat(pd.DataFrame(pairs | {"model_seed": seed}) for seed in range(seeds))
 
 
 def block(background: float, same_fact: float, noise: float = 0.0) -> np.ndarray:
@@ -246,23 +235,17 @@ def test_jackknife_of_a_mean_is_its_standard_error() -> None:
     assert stderr == pytest.approx(values.std(ddof=1) / np.sqrt(10))
 
 
-LISSA = pd.DataFrame(
-    {
-        "reading": ["code", "printed"], "scaled_step_size": [0.47, 2.34], "steps_done": [1000, 30],
-        "diverged": [False, True], "pearson": [0.99, np.nan], "relative_error": [0.1, np.nan],
-    }
-)  # fmt: skip
+LISSA = pd.DataFrame({"reading": ["code", "printed"], "scaled_step_size": [0.47, 2.34], "steps_done": [1000, 30]})
+LISSA = LISSA.assign(diverged=[False, True], pearson=[0.99, np.nan], relative_error=[0.1, np.nan])
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_claims_follow_the_matrices(
-    seeds: int, computed_of: Callable[..., Computed], judged: Callable[..., list[ClaimResult]]
-) -> None:
+def test_claims_follow_the_matrices(verdicts_of, seeds: int) -> None:
     low, high = block(0.05, 0.5, 0.001), block(0.2, 0.6, 0.01)
     for gradient, influence, expected in ((high, low, "reproduced"), (low, high, "not reproduced")):
         table = known_table(gradient, influence, seeds)
         tables = {"table": table, "retrieval": statistics.retrieval_table(table), "lissa": LISSA}
-        found = {result.claim.id: result.verdict for result in judged("lissa/fig3", computed_of(tables))}
+        found = verdicts_of("lissa/fig3", tables)
         assert found["unrelated-lower"] == found["mostly-positive"] == found["stands-out-more"] == expected
         assert found["paraphrase-stands-out"] == found["step-size-code"] == "reproduced"
         assert found["step-size-printed"] == "not reproduced"

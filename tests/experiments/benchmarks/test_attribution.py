@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +11,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from curvlab.lab import ClaimResult, Computed
+from curvlab.lab import ClaimResult
 from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from experiments.benchmarks.attribution import methods as methods_module
@@ -38,25 +36,12 @@ from experiments.benchmarks.attribution.ranks import OTHER, SAME, correlations, 
 from experiments.benchmarks.attribution.removal import RANDOM
 from experiments.benchmarks.attribution.which_score import BY_LDS, BY_PAPER, RESPONSES, which_score
 
-RANKING = {
-    DOT,
-    COSINE,
-    INFLUENCE,
-    RUN_DAMPING,
-    FILTER,
-    EKFAC,
-    SEGMENTS,
-    UNROLLED,
-    UNROLLED_ORDERS,
-    PBRF,
-    PBRF_PAPER,
-}
+RANKING = {DOT, COSINE, INFLUENCE, RUN_DAMPING, FILTER, EKFAC, SEGMENTS, UNROLLED, UNROLLED_ORDERS}
+RANKING |= {PBRF, PBRF_PAPER}
 OURS = RANKING | {PBRF_HALVES}
 
 
-def test_every_method_is_judged_by_retraining(
-    run_smoke: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_method_is_judged_by_retraining(run_smoke, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CURVLAB_PEERS_PYTHON", raising=False)
     folder = run_smoke("benchmarks/attribution", "parts=[scores]")
     table, queries = (read_table(folder, name) for name in ("table", "queries"))
@@ -122,9 +107,8 @@ def test_every_method_is_judged_by_retraining(
         assert part_way[name, 0.25] == own.lds_part_way[name]
     answer = read_table(folder, "which_score")
     # LDS twice; one removal, random ones included; and the PBRF, which is not asked about itself
-    assert sorted(answer.groupby("question").size()) == sorted(
-        [len(OURS)] * 2 + [len(RANKING) + 1, len(RANKING) - 1]
-    )
+    sizes = [len(OURS)] * 2 + [len(RANKING) + 1, len(RANKING) - 1]
+    assert sorted(answer.groupby("question").size()) == sorted(sizes)
     lds = answer[answer.question.str.endswith("in the same order of batches")]
     assert lds.score.iloc[0] == best.idxmax()
     ranked = lds["out of reach"].isna()
@@ -146,14 +130,13 @@ def made_up(lds: dict[str, float], num_halves: int = 300) -> pd.DataFrame:
 
 
 def removals(rises: dict[str, float], random: float) -> pd.DataFrame:
-    return pd.DataFrame(
-        [
-            {"task": "net", "method": method, "fraction": fraction, "query": query, "rise": rise, "random": random}
-            for method, mean in rises.items()
-            for fraction, sign in ((0.01, 1), (0.05, -1))  # the smaller one counts
-            for query, rise in enumerate(sign * mean + np.linspace(-0.01, 0.01, 20))
-        ]
-    )
+    rows = [
+        {"task": "net", "method": method, "fraction": fraction, "query": query, "rise": rise, "random": random}
+        for method, mean in rises.items()
+        for fraction, sign in ((0.01, 1), (0.05, -1))  # the smaller one counts
+        for query, rise in enumerate(sign * mean + np.linspace(-0.01, 0.01, 20))
+    ]
+    return pd.DataFrame(rows)
 
 
 def verdicts(results: list[ClaimResult]) -> dict[str, str]:
@@ -161,18 +144,9 @@ def verdicts(results: list[ClaimResult]) -> dict[str, str]:
     return {result.claim.id.removesuffix("-net"): result.verdict for result in asked}
 
 
-def test_claims_compare_best_dampings(
-    computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]
-) -> None:
-    lds = {
-        INFLUENCE: 0.8,
-        RUN_DAMPING: 0.7,
-        FILTER: 0.78,
-        EKFAC: 0.65,
-        "kronfluence EK-FAC": 0.79,
-        UNROLLED: 0.95,
-        PBRF: 0.65,
-    }
+def test_claims_compare_best_dampings(computed_of, judged) -> None:
+    lds = {INFLUENCE: 0.8, RUN_DAMPING: 0.7, FILTER: 0.78, EKFAC: 0.65, UNROLLED: 0.95, PBRF: 0.65}
+    lds["kronfluence EK-FAC"] = 0.79
     rises = removals({FILTER: 0.3, UNROLLED: 0.1, EKFAC: 0.2, DOT: 0.05, COSINE: 0.5}, random=0.2)
 
     def results_of(lds: dict[str, float], left: float = 0.01, other: bool = False) -> list[ClaimResult]:
@@ -250,13 +224,8 @@ def answered(table: pd.DataFrame, timing: pd.DataFrame, spread: float = 0.0) -> 
 
 
 def test_a_pbrf_without_a_minimum_is_not_ranked() -> None:
-    table = pd.DataFrame(
-        [
-            {"method": PBRF, "lds": 0.9, "gradient_norm": 0.5},
-            {"method": FILTER, "lds": 0.7, "pbrf": 0.99},
-            {"method": RUN_DAMPING, "lds": 0.6, "pbrf": 0.98},
-        ]
-    )
+    table = pd.DataFrame({"method": [PBRF, FILTER, RUN_DAMPING], "lds": [0.9, 0.7, 0.6]})
+    table = table.assign(gradient_norm=[0.5, np.nan, np.nan], pbrf=[np.nan, 0.99, 0.98])
     timing = pd.DataFrame({"method": [*table.method, "100 halves together"], "damping": np.nan, "trainings": 1.0})
     found = answered(table, timing)
     lds = found[found.question.str.startswith("what retraining")]
@@ -273,13 +242,8 @@ def test_a_pbrf_without_a_minimum_is_not_ranked() -> None:
 
 
 def test_which_score_counts_the_search_for_a_damping() -> None:
-    table = pd.DataFrame(
-        [
-            {"method": INFLUENCE, "damping": 0.001, "lds": 0.5, "removal_1": None},
-            {"method": INFLUENCE, "damping": 0.1, "lds": 0.8, "removal_1": 0.37},
-            {"method": FILTER, "damping": None, "lds": 0.78, "removal_1": 0.4},
-        ]
-    )
+    table = pd.DataFrame({"method": [INFLUENCE, INFLUENCE, FILTER], "damping": [0.001, 0.1, np.nan]})
+    table = table.assign(lds=[0.5, 0.8, 0.78], removal_1=[np.nan, 0.37, 0.4])
     trainings = {"one training": 1.0, "100 halves together": 10.0, FILTER: 3.0}
     timing = [{"method": method, "damping": None, "trainings": cost} for method, cost in trainings.items()]
     timing += [{"method": INFLUENCE, "damping": damping, "trainings": 2.0} for damping in (0.001, 0.1)]
@@ -311,9 +275,8 @@ def test_an_average_over_orders_takes_none_that_is_judged(monkeypatch: pytest.Mo
     monkeypatch.setattr(methods_module, "unrolled_response", lambda *_, run: scores)
     settings = {"dampings": [], "ekfac_dampings": [], "num_orders": 3, "rtol": 0.1, "segments": {}, "peers": {}}
     settings |= {"responses": {}, "pbrf_at_paper_damping": False, "ekfac_max_size": None}
-    network = SimpleNamespace(
-        settings=OmegaConf.create(settings), loss=None, train=None, test=None, trained=trained
-    )
+    none = dict.fromkeys(("loss", "train", "test"))
+    network = SimpleNamespace(settings=OmegaConf.create(settings), trained=trained, **none)
     every = methods_module.methods(network, trained(0), torch.ones(1, 1))
     averaged.clear()
     next(method for method in every if method.name == UNROLLED_ORDERS).compute()
@@ -326,12 +289,8 @@ def test_peers_get_the_network_with_its_activation(activation: str, module: type
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 4), module(), nn.Linear(4, 3))
     inputs = torch.randn(6, 5)
-    stored = {
-        "sizes": [5, 4, 3],
-        "activation": activation,
-        "parameters": [parameter.detach() for parameter in model.parameters()],
-        **{name: inputs for name in ("train_inputs", "test_inputs")},
-        **{name: torch.zeros(6).long() for name in ("train_targets", "test_targets")},
-        "damping": 0.1,
-    }
+    stored = {"sizes": [5, 4, 3], "activation": activation, "damping": 0.1}
+    stored["parameters"] = [parameter.detach() for parameter in model.parameters()]
+    stored |= dict.fromkeys(("train_inputs", "test_inputs"), inputs)
+    stored |= dict.fromkeys(("train_targets", "test_targets"), torch.zeros(6).long())
     torch.testing.assert_close(TrainedNetwork(stored).model(inputs), model(inputs))

@@ -48,37 +48,17 @@ from experiments.benchmarks.attribution.rest import (
 NUM_TRAIN, NUM_TEST, INPUTS, CLASSES, DAMPING = 80, 3, 4, 3, 0.05
 
 
-class _Run:
-    """Computes every unit, and draws as a run does."""
-
-    device = torch.device("cpu")
-
-    def unit(self, name: str, key: Any, compute: Any, **_: Any) -> Any:
-        return compute()
-
-    def generator(self, *names: Any) -> torch.Generator:
-        return torch.Generator().manual_seed(0)
-
-
 @pytest.fixture
-def network() -> SimpleNamespace:
+def network(stub_run) -> SimpleNamespace:
     torch.manual_seed(0)
     inputs = torch.randn(NUM_TRAIN + NUM_TEST, INPUTS).double()
     targets = torch.randint(CLASSES, (NUM_TRAIN + NUM_TEST,))
-    settings = OmegaConf.create(
-        {
-            "responses": {"rank": 1000, "num_steps": 12, "num_steps_of_subsets": 40, "at_once": 30},
-            "seed_name": "test",
-            "num_queries": NUM_TEST,
-            "num_subsets": 2,
-            "fractions": [0.05, 0.1],
-            "num_removed_for": 2,
-            "num_random_removals": 5,
-        }
-    )
+    settings = {"responses": {"rank": 1000, "num_steps": 12, "num_steps_of_subsets": 40, "at_once": 30}}
+    settings |= {"seed_name": "test", "num_queries": NUM_TEST, "num_subsets": 2, "fractions": [0.05, 0.1]}
+    settings |= {"num_removed_for": 2, "num_random_removals": 5}
     return SimpleNamespace(
-        run=_Run(),
-        settings=settings,
+        run=stub_run,
+        settings=OmegaConf.create(settings),
         key={},
         label="net",
         loss=nn.CrossEntropyLoss(),
@@ -113,9 +93,7 @@ def minimiser(network: SimpleNamespace, base: np.ndarray, changes: np.ndarray, s
         weights = flat.reshape(base.shape)
         logits, reference = inputs @ weights.T, inputs @ base.T
         after = softmax(logits)
-        losses, at_base = (
-            -(own * (h - np.log(np.exp(h).sum(1, keepdims=True)))).sum(1) for h in (logits, reference)
-        )
+        losses, at_base = (np.log(np.exp(h).sum(1)) - (own * h).sum(1) for h in (logits, reference))
         divergence = losses - at_base - ((before - own) * (logits - reference)).sum(1)
         moved = weights - base
         value = (divergence + changes * losses).mean() + strength / 2 * (moved**2).sum()
@@ -137,9 +115,8 @@ def test_pbrf_scores_are_those_of_an_oracle(network: SimpleNamespace, weight_dec
     for example in (0, 29, 30, 79):  # of the first, the second and the last part
         changes = -np.eye(NUM_TRAIN)[example]
         after = losses_of_queries(minimiser(network, weights, changes, DAMPING + weight_decay), network)
-        np.testing.assert_allclose(
-            found["scores"][:, example], -NUM_TRAIN * (after - before), rtol=1e-4, atol=1e-7
-        )
+        expected = -NUM_TRAIN * (after - before)
+        np.testing.assert_allclose(found["scores"][:, example], expected, rtol=1e-4, atol=1e-7)
 
 
 def test_pbrf_of_subsets_weighs_them_as_retraining_does(network: SimpleNamespace) -> None:
@@ -244,11 +221,8 @@ def test_rest_follows_the_chain_of_approximations() -> None:
         assert found[name]["lds"] == pytest.approx(1, abs=5e-3)
         assert found[name]["lds_part_way"] == pytest.approx(1, abs=5e-3)
     assert found[FILTER]["lds"] < 0.95
-    assert [(row["share"], round(row["lds"], 6)) for row in way if row["predictor"] == UNROLLED] == [
-        (0.25, 1.0),
-        (0.5, -1.0),
-        (1.0, 1.0),
-    ]
+    of_unrolled = [(row["share"], round(row["lds"], 6)) for row in way if row["predictor"] == UNROLLED]
+    assert of_unrolled == [(0.25, 1.0), (0.5, -1.0), (1.0, 1.0)]
     assert found[PART_WAY]["lds"] == pytest.approx(1)
     assert found[OTHER_ORDER]["lds"] == pytest.approx(-1)
 
@@ -341,10 +315,8 @@ def test_the_mended_inverse_is_the_dense_one(fisher: SimpleNamespace) -> None:
 
     start = 0
     for name, layer in layers.items():
-        (rows, columns), size = (
-            (layer.out_features, layer.in_features + 1),
-            sum(p.numel() for p in layer.parameters()),
-        )
+        rows, columns = layer.out_features, layer.in_features + 1
+        size = rows * columns
         # Where an entry of [W b], row by row, lies among the weights and then the biases.
         place = torch.arange(rows * (columns - 1)).view(rows, -1)
         place = torch.cat([place, place.numel() + torch.arange(rows)[:, None]], dim=1).flatten()

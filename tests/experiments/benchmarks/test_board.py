@@ -57,11 +57,8 @@ def test_the_board_at_smoke_scale(run_smoke: Callable[..., Path]) -> None:
     )  # the same for every query
     assert value["influence, 50 leading directions", "standard"] > 0.7 * with_curvature
     assert ("Bayesian influence", "standard") in value.index
-    own = differences.set_index(["question", "against"])
-    found = own.difference["damping", "standard"]
-    assert found == pytest.approx(
-        value["influence", "standard"] - value["influence, as many epochs", "standard"], abs=1e-5
-    )
+    found = differences.set_index(["question", "against"]).difference["damping", "standard"]
+    assert found == pytest.approx(value["influence", "standard"] - with_curvature, abs=1e-5)
     behind = best[best.against == "standard"].set_index("method")
     leader = behind.lds.drop("ceiling").idxmax()
     assert behind["as good as the best"][leader]
@@ -149,9 +146,8 @@ def test_scores_without_gradients_and_of_few_directions() -> None:
     """Against loops by hand, and a dense eigendecomposition."""
     with task_of("smoke") as (_, task):
         place, trained = task.at(0), task.at(0).trained(0)
-        found = {
-            m.name: m.compute()["scores"] for m in more_scores(place, trained) if m.name != "Bayesian influence"
-        }
+        asked = [m for m in more_scores(place, trained) if m.name != "Bayesian influence"]
+        found = {m.name: m.compute()["scores"] for m in asked}
         (x, y), (queries, targets) = place.train, place.test
         first, second = trained.model, [m for m in trained.model.modules() if isinstance(m, nn.Linear)]
         alike = (targets[:, None] == y).double()
@@ -168,9 +164,8 @@ def test_scores_without_gradients_and_of_few_directions() -> None:
         dense = GaussNewtonOperator(trained.model, place.loss, place.train).to_dense()
         values, vectors = torch.linalg.eigh(dense)
         values, vectors = values[-50:], vectors[:, -50:]
-        test, points = (
-            per_example_gradients(trained.model, place.loss, d) @ vectors for d in (place.test, place.train)
-        )
+        both = (place.test, place.train)
+        test, points = (per_example_gradients(trained.model, place.loss, data) @ vectors for data in both)
         expected = -(test / (values + trained.run.length().damping)) @ points.T
         gap = float((found["influence, 50 leading directions"] - expected).norm() / expected.norm())
         assert gap < 0.02
@@ -374,10 +369,8 @@ def test_how_to_enter_runs_as_written(
     assert (tmp_path / "digits.png").is_file()
     lines = {line.partition("  ")[0]: line for line in printed.splitlines()}
     # Scores of the networks that the recipe trains again stand beside those of the board.
-    yours, board = (
-        [float(value) for value in re.findall(r"(-?\d\.\d+) \(", lines[name])]
-        for name in ("yours", "gradient dot product")
-    )
+    printed_of = [re.findall(r"(-?\d\.\d+) \(", lines[name]) for name in ("yours", "gradient dot product")]
+    yours, board = ([float(value) for value in own] for own in printed_of)
     assert len(yours) == 3
     assert yours == pytest.approx(board, abs=2e-3)
     # Beside the best, paired; and a sign that is turned round is told.
@@ -410,16 +403,11 @@ def test_a_stranger_scores_by_one_command_in_a_fresh_clone(tmp_path: Path) -> No
     scores = np.random.default_rng(0).standard_normal((32, 1000))
     scores += 0.1 * np.linalg.lstsq(inside - 0.5, single[0] - single[0].mean(0), rcond=None)[0].T * 1000
     np.save(tmp_path / "mine.npy", scores)
-    command = [
-        "make",
-        "score",
-        "BANK=digits",
-        f"SCORES={tmp_path / 'mine.npy'}",
-        f"PYTHON={sys.executable}",
-        "READY=",
-    ]
+    command = ["make", "score", "BANK=digits", f"SCORES={tmp_path / 'mine.npy'}", f"PYTHON={sys.executable}"]
     environment = os.environ | {"PYTHONPATH": f"{clone / 'src'}:{clone}"}
-    done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, "READY="], cwd=clone, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("yours"))
     printed = [float(value) for value in re.findall(r"(-?\d\.\d+) \(", line)]

@@ -36,10 +36,9 @@ LIMITS = {"peers_python": None, "time_limit": 60.0, "memory_limit": 6.0}
 
 def network(num_train: int = 12) -> dict:
     generator = torch.Generator().manual_seed(0)
-    sizes = [5, 4, 3]
     shapes = [(4, 5), (4,), (3, 4), (3,)]
     return {
-        "sizes": sizes,
+        "sizes": [5, 4, 3],
         "parameters": [torch.randn(shape, generator=generator).double() for shape in shapes],
         "train_inputs": torch.randn(num_train, 5, generator=generator).double(),
         "train_targets": torch.randint(3, (num_train,), generator=generator),
@@ -201,13 +200,8 @@ def test_target(run_smoke: Callable[..., Path], monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_no_exact_scores_stand_behind_has_no_agreement(run_smoke: Callable[..., Path]) -> None:
-    folder = run_smoke(
-        "benchmarks/attribution",
-        "parts=[libraries]",
-        "libraries.only=[plain gradients]",
-        "libraries.largest_residual=0",
-    )
-    table = read_table(folder, "libraries")
+    only = ["libraries.only=[plain gradients]", "libraries.largest_residual=0"]
+    table = read_table(run_smoke("benchmarks/attribution", "parts=[libraries]", *only), "libraries")
     assert (table.reference_residual > 0).all()
     assert table.pearson_mean.isna().all()
     assert table.pearson_gauss_newton.notna().all()
@@ -244,9 +238,7 @@ def stored_of(made: tuple[nn.Module, Tensor, Tensor], damping: float = 0.1) -> d
 
 
 @pytest.mark.parametrize("make", [convnet, opt])
-def test_the_rebuilt_network_scores_like_the_trained_one(
-    make: Callable[[], tuple[nn.Module, Tensor, Tensor]],
-) -> None:
+def test_the_rebuilt_network_scores_like_the_trained_one(make) -> None:
     torch.manual_seed(0)
     made = make()
     stored = stored_of(made)

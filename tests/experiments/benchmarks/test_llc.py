@@ -14,7 +14,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from curvlab.lab import ClaimResult, Computed, all_targets, load_config, start
+from curvlab.lab import start
 from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from experiments.benchmarks.llc.default_sampler import COLUMNS as STEP_COLUMNS
@@ -23,12 +23,9 @@ from experiments.benchmarks.llc.peers import floor_seconds, summary_table
 from experiments.benchmarks.llc.polynomials import finite_value
 from experiments.benchmarks.llc.power import autoregressive, power_table
 
-OPTIONAL = {
-    "default_sampler": pd.DataFrame(
-        [{"step": "initial loss", "replacement": False}, {"step": "replacement", "replacement": True}],
-        columns=list(STEP_COLUMNS),
-    )
-}
+STEPS = [{"step": "initial loss", "replacement": False}, {"step": "replacement", "replacement": True}]
+OPTIONAL = {"default_sampler": pd.DataFrame(STEPS, columns=list(STEP_COLUMNS))}
+CONFIG = {"parts": ["peers"], "known": {"num_chains": 100}}
 
 
 @pytest.mark.parametrize(("version", "usable"), [("1.3.2", True), ("2.0.1", False), (None, False)])
@@ -48,10 +45,8 @@ def test_devinterp_is_a_peer_up_to_its_first_major_version(
 
 def test_every_method_is_estimated_and_timed(run_smoke: Callable[..., Path]) -> None:
     folder = run_smoke("benchmarks/llc", "parts=[peers]")
-    for name in ("table.csv", "power.csv", "figure.png", "run.json"):
-        assert (folder / name).is_file()
-    table, summary = read_table(folder, "table"), read_table(folder, "summary")
-    timings = read_table(folder, "timings")
+    assert (folder / "figure.png").is_file()
+    table, summary, timings, _ = (read_table(folder, name) for name in ("table", "summary", "timings", "power"))
     record = json.loads((folder / "run.json").read_text())
     expected = {"curvlab", "curvlab, one vmap", "devinterp", "devinterp, with replacement"}
     missing = {entry.split(" is not")[0] for entry in record["reduced"]}
@@ -59,14 +54,9 @@ def test_every_method_is_estimated_and_timed(run_smoke: Callable[..., Path]) -> 
     assert (table.groupby("method").size() == 2 * 3).all()
     assert set(timings.method) == (expected - missing) | {"matrix products alone", "normals alone"}
     assert (timings.seconds > 0).all()
-    assert {result.claim.id.split("-")[0] for result in load_claims(folder)} == {
-        "polynomial",
-        "unbiased",
-        "agrees",
-        "default",
-        "valid",
-        *("exact", "unstable", "asymptote", "averaged"),  # out of reach
-    }
+    out_of_reach = {"exact", "unstable", "asymptote", "averaged"}
+    claims = {result.claim.id.split("-")[0] for result in load_claims(folder)}
+    assert claims == {"polynomial", "unbiased", "agrees", "default", "valid"} | out_of_reach
     own = table[table.method == "curvlab"].llc
     row = summary[summary.method == "curvlab"].iloc[0]
     assert row.llc == pytest.approx(own.mean(), rel=1e-4)
@@ -74,10 +64,9 @@ def test_every_method_is_estimated_and_timed(run_smoke: Callable[..., Path]) -> 
 
 
 @pytest.fixture
-def powers(tmp_path: Path) -> Callable[..., pd.DataFrame]:
+def powers(config_of) -> Callable[..., pd.DataFrame]:
     """Return the diagnostics' table of 40 repeats, four chains."""
-    folders = [f"results.root={tmp_path / 'results'}", f"store.root={tmp_path / 'store'}"]
-    cfg = load_config(all_targets()["benchmarks/llc"], ["preset=smoke", "tracker=none", *folders])
+    cfg = config_of("benchmarks/llc")
 
     def table(num_draws: int, correlation: float, drifts: list[float]) -> pd.DataFrame:
         sizes = {"num_repeats": 40, "num_draws": [num_draws], "correlations": [correlation], "drifts": drifts}
@@ -109,20 +98,12 @@ def test_made_up_chains_are_stationary() -> None:
 
 
 def test_overlap_of_intervals() -> None:
-    rows = [
-        {
-            "model": "m",
-            "parameters": 1,
-            "n": 1,
-            "method": method,
-            "llc": centre + shift,
-            "rhat": 1.0,
-            "problem": "",
-        }
-        for method, centre in (("curvlab", 0.0), ("near", 1.0), ("far", 9.0))
-        for shift in (-1.0, 0.0, 1.0)
-    ]
-    overlaps = summary_table(pd.DataFrame(rows)).set_index("method").overlaps_curvlab
+    centres = {"curvlab": 0.0, "near": 1.0, "far": 9.0}
+    rows = [(method, centre + shift) for method, centre in centres.items() for shift in (-1.0, 0.0, 1.0)]
+    table = pd.DataFrame(rows, columns=["method", "llc"]).assign(
+        model="m", parameters=1, n=1, rhat=1.0, problem=""
+    )
+    overlaps = summary_table(table).set_index("method").overlaps_curvlab
     assert overlaps.to_dict() == {"curvlab": True, "near": True, "far": False}
 
 
@@ -131,59 +112,32 @@ def test_overlap_of_intervals() -> None:
     [(1.0, 0.05, "reproduced"), (0.7, 0.05, "not reproduced"), (0.9, 0.05, "undecided")],
 )
 @pytest.mark.parametrize("peer", [True, False])
-def test_verdicts(
-    computed_of: Callable[..., Computed],
-    judged: Callable[[str, Computed], list[ClaimResult]],
-    ratio: float,
-    half: float,
-    verdict: str,
-    peer: bool,
-) -> None:
-    shared = {"estimate": ratio, "low": ratio - half, "high": ratio + half, "problem": ""}
-    extra = {"at_this_n": 1.0, "asymptotic": 1.0, "valid": True, "rhat": 1.0}
-    known = pd.DataFrame(
-        [
-            {**shared, **extra, "problem": "w1^2 w2^4"},
-            {**shared, **extra, "problem": "w1^6", "estimate": 1.0, "valid": False},
-        ]
-    )
+def test_verdicts(results_of, ratio: float, half: float, verdict: str, peer: bool) -> None:
+    shared = {"estimate": ratio, "low": ratio - half, "high": ratio + half, "at_this_n": 1.0, "asymptotic": 1.0}
+    known = pd.DataFrame([shared | {"valid": True, "rhat": 1.0, "problem": "w1^2 w2^4"}] * 2)
+    known.loc[1, ["problem", "estimate", "valid"]] = ["w1^6", 1.0, False]
     methods = {"curvlab": 1.0, **({"devinterp, with replacement": ratio} if peer else {})}
-    table = pd.DataFrame(
-        [
-            {
-                "threads": 1,
-                "repeat": repeat,
-                "method": name,
-                "llc": llc + half * (repeat - 1) / 3,
-                "problem": problem,
-            }
-            for repeat, problem in enumerate(("", "", "the loss still moves"))
-            for name, llc in methods.items()
-        ]
-    )
-    tables = {"known": known, "table": table, **OPTIONAL}
-    results = judged("benchmarks/llc", computed_of(tables, {"parts": ["peers"], "known": {"num_chains": 100}}))
-    verdicts = {result.claim.id: result.verdict for result in results}
-    assert verdicts["polynomial-w12-w24"] == verdict
-    assert verdicts["polynomial-w16"] == "out of reach"
-    assert (verdicts["agrees-with-devinterp"] == "out of reach") == (not peer)
+    rows = [
+        {"threads": 1, "repeat": repeat, "method": name, "llc": llc + half * (repeat - 1) / 3, "problem": problem}
+        for repeat, problem in enumerate(("", "", "the loss still moves"))
+        for name, llc in methods.items()
+    ]
+    found = results_of("benchmarks/llc", {"known": known, "table": pd.DataFrame(rows), **OPTIONAL}, CONFIG)
+    assert found["polynomial-w12-w24"].verdict == verdict
+    assert found["polynomial-w16"].verdict == "out of reach"
+    assert (found["agrees-with-devinterp"].verdict == "out of reach") == (not peer)
     # Of each method's three repeats one is not valid, of the two polynomials one.
     count = 3 * len(methods) + 2
-    valid = next(result for result in results if result.claim.id == "valid")
-    assert valid.value == pytest.approx((count - len(methods) - 1) / count)
-    assert valid.verdict == "not reproduced"
+    assert found["valid"].value == pytest.approx((count - len(methods) - 1) / count)
+    assert found["valid"].verdict == "not reproduced"
 
 
-def test_estimates_on_one_side_are_biased(
-    computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]
-) -> None:
+def test_estimates_on_one_side_are_biased(verdicts_of) -> None:
     row = {"at_this_n": 1.0, "asymptotic": 1.0, "valid": True, "rhat": 1.0, "low": 1.0, "high": 1.1}
     known = pd.DataFrame([{**row, "problem": f"w1^{i}", "estimate": 1.05 + i / 1000} for i in range(7)])
     table = pd.DataFrame([{"threads": 1, "repeat": 0, "method": "curvlab", "llc": 1.0, "problem": ""}])
-    tables = {"known": known, "table": table, **OPTIONAL}
-    results = judged("benchmarks/llc", computed_of(tables, {"parts": ["peers"], "known": {"num_chains": 100}}))
-    verdicts = {result.claim.id: result.verdict for result in results}
-    assert verdicts["unbiased"] == "not reproduced"
+    found = verdicts_of("benchmarks/llc", {"known": known, "table": table, **OPTIONAL}, CONFIG)
+    assert found["unbiased"] == "not reproduced"
 
 
 def test_floor_counts_all_steps() -> None:
@@ -201,6 +155,5 @@ def test_values_at_finite_n() -> None:
     x = torch.linspace(0, 4, 400_001, dtype=torch.float64)
     weight = torch.exp(-localization / 2 * x**2) / (2 * nbeta * x**2 + localization).sqrt()
     exact = float((weight * nbeta * x**2 / (2 * nbeta * x**2 + localization)).sum() / weight.sum())
-    assert finite_value([2, 2], product=True, nbeta=nbeta, localization=localization) == pytest.approx(
-        exact, rel=1e-3
-    )
+    found = finite_value([2, 2], product=True, nbeta=nbeta, localization=localization)
+    assert found == pytest.approx(exact, rel=1e-3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import torch
 from analytic_models import aoyagi_watanabe
 from torch import nn
 
-from curvlab.lab import ClaimResult, Computed, all_targets
+from curvlab.lab import all_targets
 from curvlab.lab.claims import load_claims
 from curvlab.lab.claims.claim_sheet import load_claim_sheet
 from curvlab.lab.tables import read_table
@@ -89,7 +88,7 @@ def test_the_network_has_its_rank() -> None:
     assert torch.equal(images, torch.diag(torch.tensor([1.0, 1, 0, 0, 0])))
 
 
-def test_from_the_networks_to_the_verdicts(run_smoke: Callable[..., Path]) -> None:
+def test_from_the_networks_to_the_verdicts(run_smoke) -> None:
     folder = run_smoke("benchmarks/llc", "parts=[exact]")
     table, noises = (read_table(folder, name) for name in ("exact", "exact_noises"))
     assert table.sampler.tolist() == ["averaged noises", "underdamped", AT_START]
@@ -105,9 +104,8 @@ def test_what_the_library_chooses_is_the_exact_value() -> None:
     inputs = torch.randn(3000, 12, generator=torch.Generator().manual_seed(0))
     data, batches = (inputs, model(inputs).detach()), {"batch_size": 256, "num_burnin_steps": 600}
     chosen = choose_sgld_settings(model, half_square, data, **batches, generator=0)
-    found = estimate_llc(
-        model, half_square, data, **batches, num_chains=4, num_draws=600, settings=chosen, generator=1
-    )
+    batches |= {"num_chains": 4, "num_draws": 600}
+    found = estimate_llc(model, half_square, data, **batches, settings=chosen, generator=1)
     layers, moments = [p.detach().double() for p in model.parameters()], (inputs.T @ inputs).double() / 3000
     exact = mean_value(layers, moments, 400, nbeta=chosen.nbeta, localization=chosen.localization)
     assert chosen.converged
@@ -136,23 +134,10 @@ def test_the_default_sampler_is_the_one_that_was_measured_to_be_nearer() -> None
         (1.01, "the chains have not mixed", "out of reach", "refuted"),
     ],
 )
-def test_verdicts(
-    computed_of: Callable[..., Computed],
-    judged: Callable[[str, Computed], list[ClaimResult]],
-    ratio: float,
-    problem: str,
-    right: str,
-    refused: str,
-) -> None:
+def test_verdicts(results_of, ratio: float, problem: str, right: str, refused: str) -> None:
     row = {"network": "n", "nbeta": 9.0, "step_size": 1.0, "localization": 10.0, "stability": 0.3, "exact": 100.0}
-    row |= {
-        "exact_stderr": 0.1,
-        "asymptote": 104.0,
-        "exact_to_asymptote": 0.96,
-        "ratio": ratio,
-        "problem": problem,
-    }
-    row |= {"estimate": 100 * ratio, "low": 100 * ratio - 1, "high": 100 * ratio + 1}
+    row |= {"exact_stderr": 0.1, "asymptote": 104.0, "exact_to_asymptote": 0.96, "problem": problem}
+    row |= {"ratio": ratio, "estimate": 100 * ratio, "low": 100 * ratio - 1, "high": 100 * ratio + 1}
     noises = [
         {"network": "n", "stability_at_start": step, "sampler": name, "ratio": 1 + error + step / 100}
         for step in (0.1, 0.2, 0.3)
@@ -160,16 +145,13 @@ def test_verdicts(
     ]
     tables = {"exact": pd.DataFrame([row | {"sampler": name} for name in ("underdamped", AT_START)])}
     tables["exact_noises"] = pd.DataFrame(noises)
-    results = judged(
-        "benchmarks/llc", computed_of(tables, {"parts": ["exact"], "exact": {"gibbs": {"num_chains": 4}}})
-    )
-    verdicts = {result.claim.id: result.verdict for result in results}
-    assert verdicts["exact-value-n-underdamped"] == right
-    assert verdicts["unstable-step-refused-n"].replace("not reproduced", "refuted") == refused
-    assert verdicts["asymptote-n"] == "reproduced"
-    ends = next(result.interval for result in results if result.claim.id == "asymptote-n")
+    config = {"parts": ["exact"], "exact": {"gibbs": {"num_chains": 4}}}
+    found = results_of("benchmarks/llc", tables, config, "n")
+    assert found["exact-value-n-underdamped"].verdict == right
+    assert found["unstable-step-refused"].verdict.replace("not reproduced", "refuted") == refused
+    assert found["asymptote"].verdict == found["averaged-noises"].verdict == "reproduced"
+    ends = found["asymptote"].interval
     assert (ends.high - ends.low) / 2 == pytest.approx(3.182446 * 0.1 / 104)  # t of 3 degrees of freedom
-    assert verdicts["averaged-noises"] == "reproduced"
 
 
 # --- bench-llc: from devinterp's defaults to ours; what its batches do, against dense algebra and a simulation
@@ -255,39 +237,23 @@ def test_a_peer_that_diverges_has_no_estimate_and_a_problem() -> None:
     assert row["curvlab"] == pytest.approx(5.1)
 
 
-@pytest.fixture
-def verdicts() -> Callable[[dict[str, object]], dict[str, str]]:
-    """Return a function from a row to the verdicts on it."""
-    claims_file = all_targets()["benchmarks/llc"].claims_file
-    assert claims_file is not None
-
-    def of_row(row: dict[str, object]) -> dict[str, str]:
-        table = pd.DataFrame([row], columns=list(COLUMNS))
-        results: list[ClaimResult] = judge(table, load_claim_sheet(claims_file))
-        return {result.claim.id: result.verdict for result in results}
-
-    return of_row
+def verdicts(row: dict[str, object]) -> dict[str, str]:
+    table = pd.DataFrame([row], columns=list(COLUMNS))
+    results = judge(table, load_claim_sheet(all_targets()["benchmarks/llc"].claims_file))
+    return {result.claim.id: result.verdict for result in results}
 
 
-def test_verdicts_of_a_step(verdicts: Callable[[dict[str, object]], dict[str, str]]) -> None:
+def test_verdicts_of_a_step() -> None:
     row = {"step": "initial loss", "replacement": False, "curvlab": 5.0, "chains": 9}
     assert set(verdicts(row).values()) == {"out of reach"}
     numbers = {f"{name}{end}": value for name in ("estimate", "ratio", "sampler_ratio")
                for end, value in (("", 1.0), ("_low", 0.95), ("_high", 1.05))}  # fmt: skip
-    parts = dict.fromkeys(
-        ("initial_loss_part", "initial_loss_sd", "sampler", "sampler_told", "sampler_first_order"), 0.1
-    )
-    assert verdicts(row | numbers | parts) == {
-        "default-settings-initial-loss": "reproduced",
-        "default-sampler-initial-loss": "reproduced",
-    }
-    control = (
-        row
-        | numbers
-        | parts
-        | {"step": "replacement", "replacement": True, "sampler_low": 0.05, "sampler_high": 0.15}
-    )
-    assert verdicts(control)["default-sampler-control-replacement"] == "not reproduced"
+    parts = ("initial_loss_part", "initial_loss_sd", "sampler", "sampler_told", "sampler_first_order")
+    whole = row | numbers | dict.fromkeys(parts, 0.1)
+    names = ("default-settings-initial-loss", "default-sampler-initial-loss")
+    assert verdicts(whole) == dict.fromkeys(names, "reproduced")
+    control = {"step": "replacement", "replacement": True, "sampler_low": 0.05, "sampler_high": 0.15}
+    assert verdicts(whole | control)["default-sampler-control-replacement"] == "not reproduced"
 
 
 @pytest.mark.skipif(not available("devinterp"), reason="needs devinterp 1.3.2")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.lab import ClaimResult, Computed
+from curvlab.lab import Computed
 from curvlab.lab.claims import load_claims
 from curvlab.linalg import DenseOperator, identity
 from curvlab.solvers import IndefiniteOperatorError, Lissa
@@ -32,11 +32,9 @@ from experiments.benchmarks.solvers.importance import (
 from experiments.benchmarks.solvers.operations import MORE, Operations
 from experiments.benchmarks.solvers.trajectories import LABELS, CountedOperator, Counter, Recorder
 
-Judged = Callable[[str, Computed], list[ClaimResult]]
-
 
 @pytest.fixture(scope="module")
-def result(run_smoke: Callable[..., Path]) -> Computed:
+def result(run_smoke) -> Computed:
     return Computed.of(run_smoke("benchmarks/solvers"))
 
 
@@ -120,24 +118,30 @@ def test_the_eight_choices_are_answers_of_the_same_sequences(result: Computed) -
     assert found[3].value == pytest.approx(own.error_worst.median())
 
 
-@pytest.mark.parametrize("end", [7, 12])
-def test_one_run_gives_what_runs_of_each_length_give(end: int) -> None:
+@pytest.fixture
+def of_eight() -> GaussNewtonOperator:
     torch.manual_seed(0)
-    op = GaussNewtonOperator(nn.Linear(3, 2), nn.CrossEntropyLoss(), (torch.randn(8, 3), torch.zeros(8).long()))
-    b, damped = torch.randn(8, 2), op + 0.1 * identity
-    made = answers_of_one_run(Lissa(0.5, 2, 12), damped, b, {2: 7, 4: 12}, torch.Generator().manual_seed(1))
-    for answer, average in (("last", 0), ("average", end // 3)):
-        alone = Lissa(0.5, 2, end, average_last=average).solve(
-            damped, b, generator=torch.Generator().manual_seed(1)
-        )
-        torch.testing.assert_close(made[{7: 2, 12: 4}[end], answer], alone.x)
+    data = torch.randn(8, 3), torch.zeros(8).long()
+    return GaussNewtonOperator(nn.Linear(3, 2), nn.CrossEntropyLoss(), data)
+
+
+def test_one_run_gives_what_runs_of_each_length_give(of_eight: GaussNewtonOperator) -> None:
+    b, damped, seed, ends = (
+        torch.randn(8, 2),
+        of_eight + 0.1 * identity,
+        torch.Generator().manual_seed,
+        {2: 7, 4: 12},
+    )
+    made = answers_of_one_run(Lissa(0.5, 2, 12), damped, b, ends, seed(1))
+    for time, end in ends.items():
+        for answer, average in (("last", 0), ("average", end // 3)):
+            alone = Lissa(0.5, 2, end, average_last=average).solve(damped, b, generator=seed(1))
+            torch.testing.assert_close(made[time, answer], alone.x)
 
 
 # ------------------------------------------------------------------------------------ counting
-def test_work_is_counted_in_shares_of_the_data() -> None:
-    torch.manual_seed(0)
-    op = GaussNewtonOperator(nn.Linear(3, 2), nn.CrossEntropyLoss(), (torch.randn(8, 3), torch.zeros(8).long()))
-    counter = Counter()
+def test_work_is_counted_in_shares_of_the_data(of_eight: GaussNewtonOperator) -> None:
+    op, counter = of_eight, Counter()
     counted = CountedOperator(op, counter)
     vectors = torch.randn(8, 5)
     torch.testing.assert_close(counted @ vectors, op @ vectors)
@@ -191,10 +195,10 @@ def test_factors_and_products_with_vectors_are_counted() -> None:
 
 
 @pytest.mark.parametrize("inference", [False, True])
-def test_operations_of_a_product_are_those_that_pytorch_counts(inference: bool) -> None:
-    torch.manual_seed(0)
-    op = GaussNewtonOperator(nn.Linear(3, 2), nn.CrossEntropyLoss(), (torch.randn(8, 3), torch.zeros(8).long()))
-    vectors = torch.randn(8, 5)
+def test_operations_of_a_product_are_those_that_pytorch_counts(
+    of_eight: GaussNewtonOperator, inference: bool
+) -> None:
+    op, vectors = of_eight, torch.randn(8, 5)
     op @ vectors  # the first looks at an example, too
     with torch.inference_mode(inference), Operations() as counted:
         op @ vectors
@@ -218,90 +222,59 @@ FITTED = {"parts": ["preconditioners"], "seed": 0}
 def tables() -> dict[str, pd.DataFrame]:
     rows = [
         {"task": task, "preconditioner": label, "target": target, "products": products, "seconds": seconds}
-        | {"fitted": task == "a"}
-        for task in ("a", "early")
-        for target in (0.1, 0.01)
-        for label, (products, seconds) in LABELLED.items()
+        for task, target, (label, (products, seconds)) in product(("a", "early"), (0.1, 0.01), LABELLED.items())
     ]
-    lissa = {
-        "task": "a",
-        "sampling": list(WAYS.values()),
-        "fitted": True,
-        "outcome": ["diverges at step 9", "all 50 steps", "all 50 steps"],
-        "constant": [7.0, 0.8, 1.2],
-        "certified": [30.0, 1.0, 2.5],
-        "error": [math.inf, 0.15, 0.2],
-        "exact_rate": [0.9, 0.14, 0.14],
-        "batch_size": 28,
-        "num_steps": 50,
-    }
-    table = pd.DataFrame(rows)
-    parts = {
+    lissa = {"task": "a", "sampling": list(WAYS.values()), "fitted": True, "batch_size": 28, "num_steps": 50}
+    lissa |= {"outcome": ["diverges at step 9", "all 50 steps", "all 50 steps"], "constant": [7.0, 0.8, 1.2]}
+    lissa |= {"certified": [30.0, 1.0, 2.5], "error": [math.inf, 0.15, 0.2], "exact_rate": [0.9, 0.14, 0.14]}
+    table = pd.DataFrame(rows).assign(fitted=lambda own: own.task == "a")
+    return {
         "preconditioners": table.drop(columns="seconds"),
         "operations": table[table.target == 0.01].rename(columns={"seconds": "operations"}),
+        "lissa": pd.DataFrame(lissa),
     }
-    return parts | {"lissa": pd.DataFrame(lissa)}
 
 
-def test_preconditioners_are_judged_on_fitted_tasks(
-    tables: dict[str, pd.DataFrame], computed_of: Callable[..., Computed], judged: Judged
-) -> None:
-    found = {claim.claim.id: claim for claim in judged("benchmarks/solvers", computed_of(tables, FITTED))}
-    expected = {"products-a": 8, "operations-a": 0.25, "certificate-a": 1.0, "importance-a": 0.15 / 0.14}
+def test_preconditioners_are_judged_on_fitted_tasks(tables: dict[str, pd.DataFrame], results_of) -> None:
+    found = results_of("benchmarks/solvers", tables, FITTED, "a")
+    expected = {"products": 8, "operations": 0.25, "certificate": 1.0, "importance": 0.15 / 0.14}
     assert {name: found[name].value for name in expected} == pytest.approx(expected)
     assert {found[name].verdict for name in expected} == {"reproduced"}
     # The peer has not run, these tables have no estimates, and the recipes were not asked for.
-    others = {
-        "peer-a",
-        "trace-estimates-a",
-        "sketch-estimates-a",
-        "importance-sampling",
-        "recommended-hyperparameters",
-        "answers-all",
-    }
+    others = {"peer", "trace-estimates", "sketch-estimates"}
+    others |= {"importance-sampling", "recommended-hyperparameters", "answers-all"}
     assert found.keys() - expected.keys() == others
     assert {found[name].verdict for name in others} == {"out of reach"}
 
 
-def test_preconditioners_can_fail(
-    tables: dict[str, pd.DataFrame], computed_of: Callable[..., Computed], judged: Judged
-) -> None:
+def test_preconditioners_can_fail(tables: dict[str, pd.DataFrame], verdicts_of) -> None:
     tables["preconditioners"]["products"] *= 2
     counted = tables["operations"]
     counted.loc[counted.preconditioner == "none", "operations"] = 0.5
     tables["lissa"].loc[0, "outcome"] = "all 50 steps"
     tables["lissa"].loc[1, "certified"] = 1.2
-    found = {claim.claim.id: claim.verdict for claim in judged("benchmarks/solvers", computed_of(tables, FITTED))}
+    found = verdicts_of("benchmarks/solvers", tables, FITTED, "a")
     failed = {name for name, verdict in found.items() if verdict == "not reproduced"}
-    assert failed == {"products-a", "operations-a", "certificate-a"}
-    assert found["importance-a"] == "out of reach"
+    assert failed == {"products", "operations", "certificate"}
+    assert found["importance"] == "out of reach"
 
 
 @pytest.mark.parametrize(("operations", "verdict"), [(12.0, "reproduced"), (2.0, "direction only")])
 def test_the_peer_is_judged_where_it_has_run(
-    tables: dict[str, pd.DataFrame],
-    computed_of: Callable[..., Computed],
-    judged: Judged,
-    operations: float,
-    verdict: str,
+    tables: dict[str, pd.DataFrame], results_of, operations: float, verdict: str
 ) -> None:
     own = tables["operations"]
     peer = own[own.preconditioner == "CG"].assign(preconditioner="curvlinops CG", operations=operations)
     tables["operations"] = pd.concat([own, peer], ignore_index=True)
-    found = {claim.claim.id: claim for claim in judged("benchmarks/solvers", computed_of(tables, FITTED))}
-    assert found["peer-a"].value == pytest.approx(1.0 / operations)
-    assert found["peer-a"].verdict == verdict
+    found = results_of("benchmarks/solvers", tables, FITTED, "a")["peer"]
+    assert (found.value, found.verdict) == (pytest.approx(1.0 / operations), verdict)
 
 
 @pytest.mark.parametrize(
     ("scale", "verdict"), [(0.2, "reproduced"), (0.75, "direction only"), (2.0, "not reproduced")]
 )
 def test_estimates_are_judged_by_their_spread(
-    tables: dict[str, pd.DataFrame],
-    computed_of: Callable[..., Computed],
-    judged: Judged,
-    scale: float,
-    verdict: str,
+    tables: dict[str, pd.DataFrame], results_of, scale: float, verdict: str
 ) -> None:
     draws = np.random.default_rng(0).normal(size=200)
     rows = [
@@ -310,14 +283,12 @@ def test_estimates_are_judged_by_their_spread(
         for quantity in (BATCH_TRACE, TRACE, SQUARE)
         for value in 10 + spread * draws
     ]
-    computed = computed_of(tables | {"estimates": pd.DataFrame(rows)}, FITTED)
-    found = {claim.claim.id: claim for claim in judged("benchmarks/solvers", computed)}
-    for name in ("trace-estimates-a", "sketch-estimates-a"):
-        assert found[name].value == pytest.approx(scale)
-        assert found[name].verdict == verdict
+    found = results_of("benchmarks/solvers", tables | {"estimates": pd.DataFrame(rows)}, FITTED, "a")
+    for name in ("trace-estimates", "sketch-estimates"):
+        assert (found[name].value, found[name].verdict) == (pytest.approx(scale), verdict)
 
 
-def test_cases_that_diverge_count(computed_of: Callable[..., Computed], judged: Judged) -> None:
+def test_cases_that_diverge_count(results_of) -> None:
     errors = {"C = 2": [0.1, 5.0, 0.9, 0.3], "C measured": [0.1, 0.1, 0.25, 0.1]}
     errors["C = 2, by importance"] = [0.1, 0.2, 0.25, 0.1]
     outcome = ("answers", "diverges at step 9")  # stopped before its error is large
@@ -327,8 +298,8 @@ def test_cases_that_diverge_count(computed_of: Callable[..., Computed], judged: 
         for recipe, values in errors.items()
         for case, error in enumerate(values)
     ]
-    computed = computed_of({"recipes": pd.DataFrame(rows)}, {"parts": ["recipes"], "seed": 0})
-    found = {claim.claim.id: claim for claim in judged("benchmarks/solvers", computed)}
+    config = {"parts": ["recipes"], "seed": 0}
+    found = results_of("benchmarks/solvers", {"recipes": pd.DataFrame(rows)}, config)
     paper, by_importance = found["recommended-hyperparameters"], found["importance-sampling"]
     assert (paper.value, paper.verdict) == (0.5, "not reproduced")
     assert by_importance.value == 0.75
@@ -404,7 +375,7 @@ def test_bad_settings(settings: dict, message: str) -> None:
 
 
 @pytest.mark.parametrize("key", [f"benchmarks/{name}" for name in ("attribution", "solvers", "speed", "llc")])
-def test_claims_of_parts_that_are_not_run_say_all_of_what(key: str, judged: Judged, tmp_path: Path) -> None:
+def test_claims_of_parts_that_are_not_run_say_all_of_what(key: str, judged, tmp_path: Path) -> None:
     results = judged(key, Computed(tmp_path, {"parts": [], "seed": 0}))
     assert {result.verdict for result in results} == {"out of reach"}
     assert not [result.claim.id for result in results if "()" in result.claim.statement]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from curvlab.lab import ClaimResult, Computed
+from curvlab.lab import Computed
 from curvlab.lab.claims import load_claims
 from experiments.benchmarks.scale import CG, DEFAULT, DOT, EKFAC, METHODS, PRECONDITIONED, ROWS, summary
 from experiments.benchmarks.speed.models import (
@@ -34,25 +32,19 @@ from experiments.shared.gauges import measure_peak, measure_times, searched_once
 # --- bench-speed end to end at smoke scale, and its gauges and parts where the answer is known
 CPU = torch.device("cpu")
 # One layer without a bias: 4 million parameters, 16 MiB, and hardly any activations.
-LINEAR = {
-    "model": {"_target_": "torch.nn.Linear", "in_features": 2048, "out_features": 2048, "bias": False},
-    "inputs": "images",
-    "shape": [2048],
-    "num_outputs": 2048,
-    "batch_size": 2,
-}
-CONVOLUTIONAL = {
-    "model": {"_target_": "curvlab.lab.models.ConvNet", "channels": [3, 4]}
-    | {"input_shape": [1, 8, 8], "num_outputs": 3},
-    "inputs": "images",
-    "shape": [1, 8, 8],
+LAYER = {"_target_": "torch.nn.Linear", "in_features": 2048, "out_features": 2048, "bias": False}
+LINEAR = {"model": LAYER, "inputs": "images", "shape": [2048], "num_outputs": 2048, "batch_size": 2}
+CONVNET = {
+    "_target_": "curvlab.lab.models.ConvNet",
+    "channels": [3, 4],
+    "input_shape": [1, 8, 8],
     "num_outputs": 3,
-    "batch_size": 4,
 }
+CONVOLUTIONAL = {"model": CONVNET, "inputs": "images", "shape": [1, 8, 8], "num_outputs": 3, "batch_size": 4}
 
 
 @pytest.fixture(scope="module")
-def result(run_smoke: Callable[..., Path]) -> Computed:
+def result(run_smoke) -> Computed:
     return Computed.of(run_smoke("benchmarks/speed"))
 
 
@@ -64,7 +56,7 @@ def test_all_parts_have_their_figures_and_claims(result: Computed) -> None:
     assert {verdicts[name] for name in judged} == {"out of reach"}  # too small
 
 
-def test_a_part_runs_alone(run_smoke: Callable[..., Path]) -> None:
+def test_a_part_runs_alone(run_smoke) -> None:
     folder = run_smoke("benchmarks/speed", "parts=[products]")
     assert set(Computed.of(folder)) == {"products", "product_parts"}
     assert {claim.verdict for claim in load_claims(folder)} == {"out of reach"}
@@ -175,38 +167,32 @@ def test_batches_hold_what_users_have(kind: str, shape: list[int]) -> None:
         assert torch.equal(inputs["decoder_input_ids"][:, 1:], case.targets[:, :-1])
 
 
-def test_memory_is_judged_over_repeats_and_time_by_the_slowest(
-    computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]
-) -> None:
+def test_memory_is_judged_over_repeats_and_time_by_the_slowest(results_of) -> None:
     row = {"gradient_mib": 100.0, "plain_gradient_mib": 110.0, "product_mib": 120.0, "low_memory_mib": 104.0}
     row |= {"low_memory_ratio": 1.04, "plain_ratio": 1.1, "differences_ratio": 1.0, "gradient_rise_mib": 100.0}
     repeats = [{"model": "net", "memory_ratio": ratio} | row for ratio in (1.4, 1.41, 1.4)]
-    times = [{"model": "net", "time_to_floor": 1.7, "low_memory_time_to_floor": 1.0}]
-    times.append({"model": "faster", "time_to_floor": 1.0, "low_memory_time_to_floor": 1.1})
-    table = pd.DataFrame(times).assign(rounds=3)
+    table = pd.DataFrame({"model": ["net", "faster"], "time_to_floor": [1.7, 1.0], "rounds": 3})
+    table["low_memory_time_to_floor"] = [1.0, 1.1]
     for column in ("time_to_floor", "low_memory_time_to_floor"):
-        table = table.assign(**{f"{column}_low": table[column] - 0.08, f"{column}_high": table[column] + 0.08})
+        table[f"{column}_low"], table[f"{column}_high"] = table[column] - 0.08, table[column] + 0.08
     tables = {"models": table, "model_repeats": pd.DataFrame(repeats)}
-    found = judged("benchmarks/speed", computed_of(tables, {"parts": ["models"]}))
-    verdicts = {result.claim.id: result.verdict for result in found}
-    assert verdicts["memory-net"] == verdicts["time"] == "not reproduced"
-    assert verdicts["low-memory-net"] == verdicts["low-memory-time"] == "reproduced"
-    assert "by plain attention" in found[0].explanation
+    found = results_of("benchmarks/speed", tables, {"parts": ["models"]})
+    assert found["memory-net"].verdict == found["time"].verdict == "not reproduced"
+    assert found["low-memory-net"].verdict == found["low-memory-time"].verdict == "reproduced"
+    assert "by plain attention" in next(iter(found.values())).explanation
 
 
 # ------------------------------------------------------------------------------------ steps
-def test_a_step_is_judged_against_both_adams(
-    computed_of: Callable[..., Computed], judged: Callable[[str, Computed], list[ClaimResult]]
-) -> None:
+def test_a_step_is_judged_against_both_adams(results_of) -> None:
     taken = {"adam": 2.0, "adam-fused": 0.5, "products": 3.0, "ngd": 4.0}
     rows = [
         {"model": "net", "repeat": repeat, "optimizer": name, "milliseconds": (1 + 0.5 * repeat) * milliseconds}
         for repeat in range(3)
         for name, milliseconds in taken.items()
     ]
-    found = judged("benchmarks/speed", computed_of({"steps": pd.DataFrame(rows)}, {"parts": ["steps"]}))
-    verdicts = {result.claim.id: (result.value, result.verdict) for result in found if result.value}
-    assert verdicts == {"step-adam-net": (2, "reproduced"), "step-fused-adam-net": (8, "not reproduced")}
+    found = results_of("benchmarks/speed", {"steps": pd.DataFrame(rows)}, {"parts": ["steps"]}, "net")
+    verdicts = {name: (result.value, result.verdict) for name, result in found.items() if result.value}
+    assert verdicts == {"step-adam": (2, "reproduced"), "step-fused-adam": (8, "not reproduced")}
 
 
 def test_every_optimizer_is_timed_in_every_repeat(result: Computed) -> None:
@@ -256,7 +242,7 @@ def test_error_against_step_has_its_minimum_between_rounding_and_curvature(resul
 
 
 # --- bench-scale end to end at smoke scale: what is measured, what is forecast, and what is not run
-def test_every_method_has_a_row_and_says_what_stopped_it(run_smoke: Callable[..., Path]) -> None:
+def test_every_method_has_a_row_and_says_what_stopped_it(run_smoke) -> None:
     table = Computed.of(run_smoke("benchmarks/scale"))["scale"]
     assert table.groupby("task").method.apply(tuple).tolist() == [METHODS] * 2
     mlp, opt = (own.set_index("method") for _, own in table.groupby("task", sort=False))
@@ -273,7 +259,7 @@ def test_every_method_has_a_row_and_says_what_stopped_it(run_smoke: Callable[...
     assert mlp.products[EKFAC] == 3
 
 
-def test_vectors_that_do_not_fit_are_not_tried(run_smoke: Callable[..., Path]) -> None:
+def test_vectors_that_do_not_fit_are_not_tried(run_smoke) -> None:
     table = Computed.of(run_smoke("benchmarks/scale", "memory_limit=1e-6", drawn=False))["scale"]
     assert table[table.method == CG].status.str.startswith("not run: vectors of").all()
 

@@ -214,7 +214,7 @@ def test_each_curve_has_the_name_and_the_values_of_its_branch(computed_of) -> No
     assert [ends[0][name] for name in names] == [2.0, 3.0]
     assert [ends[1][name] for name in names] == pytest.approx([130.1, 80.1])
     shown = [handle.get_label() for handle in figure.legends[0].legend_handles]
-    assert set(shown) >= {f"SGD before the split, rate {rates['sgd']:g}", *names}
+    assert set(shown) >= {f"before the split: SGD, rate {rates['sgd']:g}", *names}
 
 
 # ------------------------------------------------------------------------------- runs and settings

@@ -208,9 +208,9 @@ def judge_increases(  # noqa: PLR0917
     return judge(claim, change, interval, if_not_reproduced=f"{why} {more}")
 
 
-def judge_raw_increase(claim: Claim, since: pd.DataFrame, optimizer: str) -> ClaimResult:
-    """Judge the change of the LLC as the paper measures it: every estimate, valid or not, from the weights."""
-    used = overfitted(since, optimizer, "llc").dropna(subset="sampled_change")
+def judge_raw_increase(claim: Claim, since: pd.DataFrame, optimizer: str, quantity: str = "llc") -> ClaimResult:
+    """Judge the change of LLC or WBIC as the paper measures it: every estimate, valid or not, from the weights."""
+    used = overfitted(since, optimizer, quantity).dropna(subset="sampled_change")
     if (lacking := why_none(since, optimizer, used)) is not None:
         return out_of_reach(claim, lacking)
     found, why = used.sampled_change, "From the minimum of the validation loss to the last checkpoint."

@@ -317,17 +317,19 @@ def test_without_valid_estimates_the_trace_alone_is_judged_and_all_is_drawn(judg
     expected = ["reproduced", "out of reach", "reproduced", "reproduced", "out of reach", "reproduced"]
     assert [result.verdict for result in found["ngd/fig7"]] == 2 * expected
     assert "3 of 3 seeds overfit, 0 of them with enough valid estimates" in found["ngd/fig7"][1].explanation
-    assert [result.verdict for result in found["ngd/fig8"]] == ["reproduced"] + ["out of reach"] * 3
+    # Of every estimate, as the paper counts them, the WBIC falls from 34 to 25.
+    expected = ["reproduced", *["out of reach"] * 3, "not reproduced"]
+    assert [result.verdict for result in found["ngd/fig8"]] == expected
     for key in found:
         assert all_targets()[key].load("draw")(computed_of({"table": table, "summary": since_minimum(table)}))
 
 
 def test_fig8_verdicts_and_the_terms_that_explain_them(judge_key) -> None:
     rising = overfitting_rows(tuple(10 * value for value in UP), UP)  # LLC ln n grows faster than n L falls
-    assert [result.verdict for result in judge_key("ngd/fig8", rising).values()] == ["reproduced"] * 4
+    assert [result.verdict for result in judge_key("ngd/fig8", rising).values()] == ["reproduced"] * 5
     falling = overfitting_rows(tuple(value / 10 for value in UP), UP)
     results = list(judge_key("ngd/fig8", falling).values())
-    expected = ["reproduced", "not reproduced", "reproduced", "not reproduced"]  # falling, wherever it ends
+    expected = ["reproduced", "not reproduced", "reproduced", *["not reproduced"] * 2]  # falling, wherever it ends
     assert [result.verdict for result in results] == expected
     assert results[3].value == pytest.approx(-1)
     assert "n L(w*) changes by -18.75 nats, and LLC ln n by +0.921 (" in results[3].explanation

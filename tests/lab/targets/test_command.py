@@ -74,9 +74,9 @@ def test_targets_run_in_company_and_a_failure_stops_no_other(tmp_path: Path, war
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     assert lines[0] == "2 targets (smoke), 2 side by side; loading torch"
-    assert any(line.startswith("[0 of 2 done] ") for line in lines)
-    assert any(line.startswith("  rank1-fig1: done after ") for line in lines)
-    assert any(line.startswith("  rank1-prop: FAILED (status 2; outputs/logs/rank1-prop.log)") for line in lines)
+    failed = "  rank1-prop: FAILED (status 2; outputs/logs/rank1-prop.log)"
+    for start in ("[0 of 2 done] ", "  rank1-fig1: done after ", failed):
+        assert any(line.startswith(start) for line in lines)
     assert lines[-1].startswith("1 of 2 targets in ")
     assert (
         "rank1-prop failed; the end of outputs/logs/rank1-prop.log:\n  error: unknown key 'deltas'" in done.stderr
@@ -85,11 +85,8 @@ def test_targets_run_in_company_and_a_failure_stops_no_other(tmp_path: Path, war
 
 
 def test_a_target_waits_for_those_whose_units_it_reuses() -> None:
-    first, second = (
-        Target("experiments.toy.a", title="a"),
-        Target("experiments.toy.b", title="b", after=("toy/a",)),
-    )
-    other = Target("experiments.toy.c", title="c", after=("toy/not-chosen",))
+    after = {"a": (), "b": ("toy/a",), "c": ("toy/not-chosen",)}
+    first, second, other = (Target(f"experiments.toy.{name}", title=name, after=after[name]) for name in after)
     schedule = _Schedule([second, first, other], [])
     order = []
     while (target := schedule._next()) is not None:

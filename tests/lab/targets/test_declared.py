@@ -24,8 +24,19 @@ from curvlab.lab.targets.execution import curves_of, draw_again, judge_again
 from curvlab.lab.targets.settings import MISSING, ours, settings_beside_the_paper
 from curvlab.lab.targets.target import UnknownTargetError, named_targets, published, result_folders
 from experiments.__main__ import main as run_command
+from tests.refusals import refuses
 
 ROOT = Path(__file__).parents[3]
+
+
+def run_quietly(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=check)
+
+
+def make(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run make where nothing is installed yet: without site-packages."""
+    base = f"PYTHON_BASE={sys.executable} -S -E"
+    return run_quietly("make", "--no-print-directory", *arguments, base, check=check)
 
 
 def test_names_of_one_target_and_of_groups() -> None:
@@ -36,21 +47,11 @@ def test_names_of_one_target_and_of_groups() -> None:
     figures = {target.key for target in named_targets(["figures"])}
     assert figures == {key for key in all_targets() if not key.startswith("benchmarks/")}
 
-
-def test_mistyped_names_the_nearest() -> None:
-    with pytest.raises(UnknownTargetError, match="no target 'ngd-fgi6'; did you mean 'ngd-fig6'"):
-        named_targets(["ngd-fgi6"])
+    refuses("no target 'ngd-fgi6'; did you mean 'ngd-fig6'", named_targets, ["ngd-fgi6"], error=UnknownTargetError)
 
 
 def test_help_needs_no_package_and_lists_every_target() -> None:
-    # -S: no site-packages, as on a machine where nothing is installed yet.
-    done = subprocess.run(
-        [sys.executable, "-S", "-E", "-m", "experiments", "help"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_quietly(sys.executable, "-S", "-E", "-m", "experiments", "help")
     for target in all_targets().values():
         assert f"  {target.make_name} " in done.stdout
         assert target.title in done.stdout
@@ -75,26 +76,18 @@ def test_sync_says_when_there_is_nothing_to_send(tmp_path: Path) -> None:
 
 
 def test_make_names_the_nearest_without_any_package() -> None:
-    done = subprocess.run(
-        ["make", "--no-print-directory", "lisa-fig1", f"PYTHON_BASE={sys.executable} -S -E"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = make("lisa-fig1", check=False)
     assert done.returncode != 0
     assert done.stderr.startswith("error: no target 'lisa-fig1'; did you mean 'lissa-fig1'?")
     assert "Traceback" not in done.stderr
 
 
-def make(*arguments: str) -> str:
-    command = ["make", "--no-print-directory", *arguments, f"PYTHON_BASE={sys.executable} -S -E"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-
-
 def test_help_of_a_target_runs_nothing_and_a_dry_run_of_all_neither() -> None:
-    assert make("help", "lissa-fig1").startswith(all_targets()["lissa/fig1"].description)
-    printed = make("-n", "help", "lissa-fig1")
+    assert make("help", "lissa-fig1").stdout.startswith(all_targets()["lissa/fig1"].description)
+    printed = make("-n", "help", "lissa-fig1").stdout
     assert "experiments run" not in printed
     assert "experiments help lissa-fig1" in printed
-    assert "experiments run figures" in make("-n", "figures")  # printed, not run: a line with $(MAKE) would be
+    assert "experiments run figures" in make("-n", "figures").stdout  # not run: a line with $(MAKE) would be
 
 
 def test_help_of_targets_by_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,13 +113,11 @@ def test_help_of_a_target_does_not_wait_for_torch() -> None:
         "import sys; from experiments.__main__ import main; main(['run', 'ngd-fig6', '--cfg', 'job'])\n"
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
+    run_quietly(sys.executable, "-c", code)
 
 
 def test_makefile_names_are_the_targets() -> None:
-    done = subprocess.run(
-        ["make", "--no-print-directory", "-np", "help"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run_quietly("make", "--no-print-directory", "-np", "help", check=False)
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("TARGETS := ")]
     assert "$" in line or set(line.split()[2:]) == {target.make_name for target in all_targets().values()}
     listed = {line.partition(":")[0] for line in done.stdout.splitlines() if ":" in line}
@@ -251,31 +242,28 @@ def test_results_are_found_by_name_and_path(result: Path) -> None:
     root = result.parents[2]
     for preset in ("smoke", "embedded+seed=1"):
         shutil.copytree(result, result.with_name(preset))
-    assert [folder.name for _, folder in result_folders(["rank1-fig1"], root)] == [
-        "embedded",
-        "embedded+seed=1",
-        "smoke",
-    ]
+    found = [folder.name for _, folder in result_folders(["rank1-fig1"], root)]
+    assert found == ["embedded", "embedded+seed=1", "smoke"]
     assert [(target.key, folder) for target, folder in published(root)] == [(KEY, result)]
 
 
 @pytest.fixture(scope="module")
 def as_published(tmp_path_factory: pytest.TempPathFactory, run_smoke: Callable[..., Path]) -> Path:
     """The published result, judged and drawn by the code as it is now; `run_smoke` keeps pictures small."""
-    folder = shutil.copytree(
-        ROOT / "results" / KEY / "embedded", tmp_path_factory.mktemp("published") / KEY / "embedded"
-    )
+    folder = tmp_path_factory.mktemp("published") / KEY / "embedded"
+    shutil.copytree(ROOT / "results" / KEY / "embedded", folder)
     for again in (judge_again, draw_again):
         assert again([str(folder)]) == 0
     return folder
 
 
+SIXTY = '"num_steps",\n      "ours": 60'
+
+
 def test_judging_tells_the_papers_settings_again(as_published: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(as_published, tmp_path / KEY / "embedded")
     text = (folder / "run.json").read_text()
-    (folder / "run.json").write_text(
-        text.replace('"num_steps",\n      "ours": 60', '"num_steps",\n      "ours": 61')
-    )
+    (folder / "run.json").write_text(text.replace(SIXTY, SIXTY.replace("60", "61")))
     assert (folder / "run.json").read_text() != text
     assert judge_again([str(folder)]) == 0
     assert (folder / "run.json").read_text() == text
@@ -288,7 +276,7 @@ def test_judging_tells_the_papers_settings_again(as_published: Path, tmp_path: P
         (("table.csv", "gap", 1 + 1e-3), "equal to the published result: kept"),  # another processor's rounding
         (("table.csv", "gap", 1 + 5e-3), "another result than the published one: table.csv: gap: "),
         (("run.json", '"title": "Uniform', '"title": "uniform'), "published one: other title\n"),
-        (("run.json", '"num_steps",\n      "ours": 60', '"num_steps",\n      "ours": 61'), ": other settings\n"),
+        (("run.json", SIXTY, SIXTY.replace("60", "61")), ": other settings\n"),
     ],
     ids=["same", "rounding", "table", "title", "setting"],
 )
@@ -387,12 +375,9 @@ def test_ours_is_read_from_the_config_and_the_tables(name: str, value: object) -
     assert ours([name], CFG, {"summary": as_written(TABLE, "summary")}) == {name: value}  # or a run seems another
 
 
-def test_a_table_without_tasks_gives_its_distinct_values() -> None:
-    table = pd.DataFrame({"n": [1, 2, 1]})
-    assert ours(["table.csv:n"], OmegaConf.create({}), {"table": table}) == {"table.csv:n": [1, 2]}
-
-
 def test_what_was_changed_on_the_command_line_is_what_stands_beside_the_paper() -> None:
+    table = pd.DataFrame({"n": [1, 2, 1]})  # without tasks: its distinct values
+    assert ours(["table.csv:n"], OmegaConf.create({}), {"table": table}) == {"table.csv:n": [1, 2]}
     target = Target("experiments.toy.fig1", title="toy", paper={"pbrf.epsilon": 1e-8})
     cfg = OmegaConf.merge(CFG, {"pbrf": {"epsilon": 0.5}})
     assert settings_beside_the_paper(target, cfg, {}) == [  # type: ignore[arg-type]  # a mapping
@@ -429,14 +414,8 @@ def test_a_task_changes_what_stands_beside_the_tasks(config: dict) -> None:
     assert "tasks" not in found["a"]
 
 
-def test_a_target_without_tasks_has_none() -> None:
-    assert task_settings({"num_seeds": 3}) == {}
-
-
-def test_null_sets_a_value_and_removes_a_mapping() -> None:
+def test_null_sets_a_value_and_removes_a_mapping_and_without_tasks_there_is_none() -> None:
     own = task_settings({"damping": 5.0, "extra": {"x": 1}, "tasks": {"a": {"damping": None, "extra": None}}})["a"]
     assert dict(own) == {"damping": None}
-
-
-def test_labels() -> None:
+    assert task_settings({"num_seeds": 3}) == {}
     assert task_label("mlp_64_64_digits") == "mlp-64-64-digits"

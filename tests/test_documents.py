@@ -243,7 +243,7 @@ SAID = {
     "lissa/tab1.yaml": "0.00018",
     "lissa/tab3.py": "2.55 2.67 1.45 2.04 3.2 8.9 5.4 14 20 5000 50 256",
     "lissa/thm1/__init__.py": "10 10 10 10 100 10 10 100",
-    "ngd/branching.py": "0.25",
+    "ngd/branching.py": "0.25 60,000 50",
     "ngd/fig1/__init__.py": "1.9 1.9 4 0.25 60000 0.01",
     "ngd/fig2.py": "0.25",
     "ngd/fig3.py": "0.25 0.01 1e-10",

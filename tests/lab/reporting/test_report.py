@@ -123,7 +123,7 @@ def test_the_first_page_counts_the_papers_own_claims_at_the_largest_judged_prese
     assert "bench-speed" not in first
 
 
-def test_what_laptop_leaves_open_is_counted_by_its_reason(tmp_path: Path, headlines: Path) -> None:
+def test_what_laptop_leaves_open_is_counted_by_its_reason(tmp_path: Path) -> None:
     """Of the paper's own claims: two that were decided, one undecided, one out of reach, two not asked."""
     claims = [another(GOOD, name) for name in ("decided", "far", "lenet", "mlp", "vgg", "vit")]
     few = judge(claims[3].claim, 0.995, t_interval([0.99, 1.0]), if_not_reproduced="Two seeds.")
@@ -133,8 +133,7 @@ def test_what_laptop_leaves_open_is_counted_by_its_reason(tmp_path: Path, headli
     root = tmp_path / "results"
     fill(root / "lissa/fig1/laptop", [claims[0], far, unmeasured, few, wide, claims[5]])
     fill(root / "lissa/fig1/paper", [few])
-    folders = read_results(root)
-    page = pages(folders, {paper.paper: paper for paper in find(folders, headlines)})["REPRODUCE.md"]
+    page = pages(read_results(root), {})["REPRODUCE.md"]
     assert "| Klochkov & Liu 2024 | 6 | 1 | 1 | 1 | 1 | 67 % |" in page
 
 

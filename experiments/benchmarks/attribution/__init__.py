@@ -140,9 +140,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         if part in computed.config["parts"]:
             results += judged(computed, claims)
         else:
-            results += [
-                claims.unjudged(name, f"parts does not name {part}.", task="all", share="some") for name in names
-            ]
+            results += [claims.unjudged(name, f"parts does not name {part}.", share="some") for name in names]
     return results
 
 

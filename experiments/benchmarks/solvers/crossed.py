@@ -25,7 +25,8 @@ from experiments.shared.spectrum import spectrum
 from experiments.shared.systems import Systems
 from experiments.shared.task import TrainedTask
 
-SAMPLINGS = ("uniform", "importance")
+BATCHES = {"uniform": "uniform batches", "importance": "batches by importance"}
+ANSWERS = {"last": "last iterate", "average": "average of the last third"}
 TIME_CONSTANTS = (2, 4)  # T in units of 1 / (step size damping): the paper's, and Lissa.auto's
 MOST = 1e3  # a larger error counts as this one: the run has diverged
 
@@ -44,7 +45,7 @@ def compute(run: Run, tasks: Iterable[tuple[TrainedTask, DictConfig]]) -> dict[s
         )
         shared = {"step_size": chosen.step_size, "batch_size": chosen.batch_size}
         weights = {"uniform": None, "importance": example_importance(systems.operator).probabilities}
-        for sampling, repetition in itertools.product(SAMPLINGS, range(settings.num_sequences)):
+        for sampling, repetition in itertools.product(BATCHES, range(settings.num_sequences)):
             what = systems.key | shared | {"sampling": sampling, "repetition": repetition}
             found = _answers(run, systems, solutions, weights[sampling], **what)
             names = {"task": task.label, "train_loss": task.train_loss, "damping": damping} | shared
@@ -118,6 +119,8 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         interval = bootstrap_interval(errors, np.median, unit="sequences of batches", generator=generator)
         diverged = int((errors >= MOST).sum())
         why = f"The error of zero is 1; above {MOST:g} it counts as that, in {diverged} of {len(errors)} runs."
-        claim = claims.claim("answers", of="-".join(map(str, choice)))
+        network, sampling, num, answer = map(str, choice)
+        words = f"{BATCHES[sampling]}, {num} time constants, {ANSWERS[answer]}"
+        claim = claims.claim("answers", "-".join(map(str, choice)), network=network, choice=words)
         results.append(verdict(claim, float(np.median(errors)), interval, if_not_reproduced=why))
     return results

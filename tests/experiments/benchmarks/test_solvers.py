@@ -116,6 +116,8 @@ def test_the_eight_choices_are_answers_of_the_same_sequences(result: Computed) -
     own = table.query("sampling == 'uniform' and time_constants == 4 and answer == 'average'")
     assert len(found) == 8
     assert found[3].value == pytest.approx(own.error_worst.median())
+    assert len({claim.claim.statement for claim in found}) == 8
+    assert found[3].claim.statement.endswith("; uniform batches, 4 time constants, average of the last third).")
 
 
 @pytest.fixture
@@ -242,7 +244,7 @@ def test_preconditioners_are_judged_on_fitted_tasks(tables: dict[str, pd.DataFra
     assert {found[name].verdict for name in expected} == {"reproduced"}
     # The peer has not run, these tables have no estimates, and the recipes were not asked for.
     others = {"peer", "trace-estimates", "sketch-estimates"}
-    others |= {"importance-sampling", "recommended-hyperparameters", "answers-all"}
+    others |= {"importance-sampling", "recommended-hyperparameters", "answers"}
     assert found.keys() - expected.keys() == others
     assert {found[name].verdict for name in others} == {"out of reach"}
 

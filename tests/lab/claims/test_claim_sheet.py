@@ -294,6 +294,12 @@ def test_what_a_claim_is_of_is_never_empty(sheet: Path) -> None:
     assert (falls.claim.id, falls.claim.statement) == ("falls-all", "It falls (all) by half.")
     assert falls_not.claim.id == "falls-not"
     assert claims.unjudged("falls", "Not run.", of="mlp").claim.id == "falls-mlp"
+    sheet.write_text(SHEET.replace('"{bound}"', "0.5"))
+    of_all, of_half = (
+        load_claim_sheet(sheet).unjudged("falls", "Not run.", **words) for words in ({}, {"share": "half"})
+    )
+    assert of_all.claim.statement == "It falls (all) by all."
+    assert of_half.claim.statement == "It falls (all) by half."
 
 
 def test_values_of_no_row_are_of_all(sheet: Path) -> None:
@@ -348,8 +354,9 @@ def test_what_a_published_preset_does_not_ask_is_there() -> None:
     for path in sorted((ROOT / "experiments").glob("*/**/*.yaml")):
         if path.parent.name == "papers":
             continue
+        item = path.parent if path.name == "claims.yaml" else path.with_suffix("")
         for preset, reasons in load_claim_sheet(path).left_out.items():
-            folder = ROOT / "results" / path.relative_to(ROOT / "experiments").with_suffix("") / preset
+            folder = ROOT / "results" / item.relative_to(ROOT / "experiments") / preset
             there = [result.claim.id for result in load_claims(folder) if result.verdict == NOT_ASKED]
             for pattern in reasons:
                 assert any(fnmatchcase(name, pattern) for name in there), (path.name, preset, pattern)

@@ -129,9 +129,9 @@ class ClaimSheet:
         )
 
     def unjudged(self, name: str, reason: str, of: str = "", **words: Any) -> ClaimResult:
-        """Return a claim out of reach for a reason; without `of` it is of "all" where its texts say of what."""
-        says_of_what = "of" in _words_in(self.entries.get(name))
-        return out_of_reach(self.claim(name, of or ("all" if says_of_what else ""), **words), reason)
+        """Return a claim out of reach for a reason; each `{word}` of its texts that is not given is "all"."""
+        words = dict.fromkeys(_words_in(self.entries.get(name)), "all") | ({"of": of} if of else {}) | words
+        return out_of_reach(self.claim(name, **words), reason)
 
     def judge_values(self, tables: Mapping[str, pd.DataFrame], *, seed: int = 0) -> list[ClaimResult]:
         """Return the verdicts of all claims that say their `value`, in the order of the file.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib.util
+import json
 import multiprocessing
 import os
 import pickle
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -96,11 +99,14 @@ def smoke_scale() -> Iterator[None]:
         yield
 
 
-def run_at_smoke_scale(key: str, results: Path, *overrides: str) -> Path:
+def run_at_smoke_scale(key: str, results: Path, *overrides: str, recorded: Path | None = None) -> Path:
+    """Run a target; what W&B is told of it goes to `recorded`, where there is one and W&B is installed."""
     from curvlab.lab import all_targets, load_config, run_target
 
-    target = all_targets()[key]
-    cfg = load_config(target, ["preset=smoke", "tracker=none", *overrides])
+    target, tracker = all_targets()[key], "wandb" if recorded and importlib.util.find_spec("wandb") else "none"
+    cfg = load_config(target, ["preset=smoke", f"tracker={tracker}", *overrides])
+    if tracker == "wandb":
+        cfg.tracker.folder = str(recorded)
     # Where there is a GPU, on it. Set here: as overrides they would be checked, which composes the config again.
     cfg.device, cfg.progress = "auto", False
     cfg.results.root, cfg.store.root = str(results), str(results.parent / "store")
@@ -135,10 +141,24 @@ def smoke_result(smoke_root: Path) -> Callable[[str], Path]:
         done = smoke_root / f"{key.replace('/', '-')}.done"
         with FileLock(smoke_root / f"{key.partition('/')[0]}.lock"), smoke_scale():
             if not done.exists():
-                done.write_text(str(run_at_smoke_scale(key, smoke_root / "results")))
+                told = smoke_root / "recorded" / key
+                done.write_text(str(run_at_smoke_scale(key, smoke_root / "results", recorded=told)))
         return Path(done.read_text())
 
     return result
+
+
+@pytest.fixture(scope="session")
+def recorded_runs() -> Callable[[Path], list[dict[str, Any]]]:
+    """Return a function that gives what W&B's own reader, `wandb leet`, finds in a folder's offline runs."""
+
+    def runs(folder: Path) -> list[dict[str, Any]]:
+        core = pytest.importorskip("wandb.util").get_core_path()
+        command = [core, "leet", "inspect", "--summary", "--json", "--run-file"]
+        files = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
+        return [json.loads(subprocess.check_output([*command, file, file.parent.parent])) for file in files]
+
+    return runs
 
 
 @pytest.fixture(scope="module")

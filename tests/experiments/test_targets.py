@@ -18,9 +18,7 @@ from PIL import Image
 
 from curvlab.lab import Computed, all_targets, load_config, task_settings
 from curvlab.lab.claims import load_claim_sheet, load_claims
-from curvlab.lab.reporting.dashboard import panels as dashboard_panels
 from curvlab.lab.runs.overrides import refuse_out_of_range
-from curvlab.lab.targets.execution import curves_of, numbers_of
 from curvlab.lab.targets.settings import MISSING, ours
 from curvlab.lab.targets.target import published
 
@@ -212,17 +210,27 @@ def test_target_at_smoke_scale(smoke_result: Callable[[str], Path], key: str) ->
     assert folder / "figure.png" in figures
     for path in figures:
         assert np.asarray(Image.open(path).convert("L")).std() > 10, f"{path.name} is empty"
-    # What its panels in W&B name is among what a tracker is told.
-    pytest.importorskip("wandb_workspaces")
-    drawn = list(curves_of(SMOKE_TARGETS[key], tables))
-    told = {*numbers_of(folder), "progress/units", "progress/seconds", "figure"}
-    told |= {str(name) for curves in drawn for name in (curves.index.name, *curves)}
-    keys, patterns = {"Step"}, []
-    for panel in dashboard_panels(SMOKE_TARGETS[key]):
-        named = ("metrics", "media_keys", "y")
-        keys |= {str(each) for name in named for each in getattr(panel, name, None) or ()}
-        keys |= {str(getattr(panel, "x", "Step"))}
-        patterns += [panel.metric_regex] if getattr(panel, "metric_regex", None) else []
-    assert len(keys) > 3
-    assert keys - {"Step"} - told == set()
-    assert [pattern for pattern in patterns if not any(re.search(pattern, each) for each in told)] == []
+
+
+# bench-attribution starts a Python for each library: its parts have tests of their own.
+@pytest.mark.parametrize("key", [key for key in TARGETS if key != "benchmarks/attribution"])
+def test_what_the_dashboard_names_is_in_the_summary_of_an_offline_run(
+    smoke_result: Callable[[str], Path],
+    smoke_root: Path,
+    recorded_runs: Callable[[Path], list[dict[str, Any]]],
+    key: str,
+) -> None:
+    smoke_result(key)
+    (run,) = recorded_runs(smoke_root / "recorded" / key)
+    target, told = TARGETS[key], run["summary"]
+    committed = json.loads((ROOT / "results" / target.paper_key / "dashboard.json").read_text(encoding="utf-8"))
+    sections = committed["workspace"]["section"]["panelBankConfig"]["sections"]
+    (panels,) = (own["panels"] for own in sections if own["name"].startswith(f"{target.make_name}: "))
+    settings = [panel["config"] for panel in panels]
+    keys = {name for own in settings for of in ("metrics", "mediaKeys") for name in own.get(of, ())}
+    keys |= {own["xAxis"] for own in settings if own.get("xAxis", "_step") != "_step"}
+    assert {"figure", "cost/products", "progress/seconds"} <= keys
+    assert keys - set(told) == set()
+    patterns = [own["metricRegex"] for own in settings if own.get("useMetricRegex")]
+    assert len(patterns) >= len(target.curves)
+    assert [pattern for pattern in patterns if not any(re.search(pattern, name) for name in told)] == []

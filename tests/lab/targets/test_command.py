@@ -9,7 +9,6 @@ import re
 import shlex
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -145,29 +144,8 @@ def until(holds: Callable[[], bool]) -> bool:
 
 
 # --- A target that is laid out runs, is listed, is judged, and is recorded in W&B with its numbers
-def recorded_numbers(path: Path) -> dict[str, float]:
-    """Return what a W&B file has logged, by its keys: protocol buffers in LevelDB's log format."""
-    from wandb.proto import wandb_internal_pb2
-
-    content, place, whole, found = path.read_bytes(), 7, b"", {}
-    while place + 7 <= len(content):
-        length, kind = struct.unpack("<HB", content[place + 4 : place + 7])  # after a checksum
-        if kind == 0:  # the rest of a block of 32 KiB
-            place += 32768 - place % 32768
-            continue
-        whole += content[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):  # a whole record, or its last part
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(whole)
-            whole = b""
-            for item in record.history.item:
-                found["/".join(item.nested_key) or item.key] = json.loads(item.value_json)
-    return found
-
-
 def test_a_target_that_is_laid_out_runs_with_all_that_others_have(
-    toy: Path, experiments: Callable[..., Any]
+    toy: Path, experiments: Callable[..., Any], recorded_runs: Callable[[Path], list[dict[str, Any]]]
 ) -> None:
     pytest.importorskip("wandb")
     done = experiments("run", "toy-fig1", "preset=smoke")
@@ -179,8 +157,8 @@ def test_a_target_that_is_laid_out_runs_with_all_that_others_have(
     record = json.loads((folder / "run.json").read_text())
     assert record["python_command"] == "python -m experiments run toy-fig1 preset=smoke"
     assert [(unit["name"], unit["count"]) for unit in record["units"]] == [("toy/fig1/draws", 3)]
-    (recorded,) = (toy / "outputs" / "wandb").glob("offline-run-*/run-*.wandb")
-    numbers = recorded_numbers(recorded)
+    (recorded,) = recorded_runs(toy / "outputs")
+    numbers = recorded["summary"]
     assert numbers["claim/centred/value"] == pytest.approx(claim.value)
     assert numbers["claim/centred/low"] == pytest.approx(claim.interval.low)
     assert numbers[f"verdicts/{claim.verdict}"] == 1
@@ -295,18 +273,8 @@ def write_sweep(toy: Path, **params: str) -> None:
     (toy / "conf" / "sweep" / "toy.yaml").write_text(text)
 
 
-def summary_of(path: Path) -> dict[str, Any]:
-    """Return what W&B's own reader, `wandb leet`, finds in an offline run."""
-    from wandb.util import get_core_path
-
-    (own_file,) = path.glob("*.wandb")
-    command = [get_core_path(), "leet", "inspect", "--summary", "--json", "--run-file", own_file, path.parent]
-    own: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-    return own
-
-
 def test_a_failed_job_does_not_stop_the_others_and_is_named_at_the_end(
-    toy: Path, experiments: Callable[..., Any]
+    toy: Path, experiments: Callable[..., Any], recorded_runs: Callable[[Path], list[dict[str, Any]]]
 ) -> None:
     write_sweep(toy, num_draws="5,-1", seed="0,1")
     done = experiments("run", "toy-fig1", "sweep=toy", "preset=smoke")
@@ -346,7 +314,7 @@ def test_a_failed_job_does_not_stop_the_others_and_is_named_at_the_end(
     assert ("(why: claims.csv)" in done.stdout) == (claims.verdict == "not asked here").any()
 
     # W&B: one run a job, read back as a user can.
-    runs = [summary_of(path) for path in (toy / "outputs" / "wandb").glob("offline-run-*")]
+    runs = recorded_runs(toy / "outputs")
     assert len(runs) == 4
     assert len({run["tags"][-1] for run in runs}) == 1  # the sweep
     assert runs[0]["tags"][-1].startswith("sweep-")

@@ -179,9 +179,10 @@ def test_adapters_are_products_of_matrices_that_start_as_the_generator_says() ->
         starts.append(torch.cat([p.flatten() for n, p in model.named_parameters() if "lora_A" in n]))
     assert starts[0].equal(starts[1])
     assert not starts[0].equal(starts[2])
-    adapter, vector = projection.q, torch.randn(1, 16)
+    generator = torch.Generator().manual_seed(1)
+    adapter, vector = projection.q, torch.randn(1, 16, generator=generator)
     with torch.no_grad():
-        adapter.lora_B["default"].weight.normal_()
+        adapter.lora_B["default"].weight.normal_(generator=generator)
     changed = before + 6 / 2 * adapter.lora_B["default"].weight @ adapter.lora_A["default"].weight
     torch.testing.assert_close(adapter(vector), vector @ changed.T)
 

@@ -330,9 +330,9 @@ def test_the_figure_names_what_failed_and_what_sees_some_layers(computed_of: Cal
     table = pd.DataFrame(rows).assign(task="net", run_damping=0.1, gradient_norm=None)
     for name in ("lds", "lds_low", "lds_high", "lds_other", "lds_other_low", "lds_other_high"):
         table[name] = 0.5
-    curves, bars = draw(computed_of({"table": table}))["figure.png"].axes
-    legend = [text.get_text() for text in curves.get_legend().get_texts()]
+    figure = draw(computed_of({"table": table}))["figure.png"]
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert "b EK-FAC: failed, see table.csv" in legend
     assert legend.count("a EK-FAC") == 1
-    names = [text.get_text() for text in bars.get_yticklabels()]
+    names = [text.get_text() for text in figure.axes[1].get_yticklabels()]
     assert names == [FILTER, UNROLLED, PBRF, "a EK-FAC (some layers)"]

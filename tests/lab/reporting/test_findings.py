@@ -188,7 +188,7 @@ SIZES = {  # what is said without a number, and what it stands on
     "fewer once the network has fitted them": "fig6/influence-finds-most-mlp-128-128-mnist-600-overfitted"
     " < fig6/influence-finds-most-mlp-128-128-mnist-600 - 0.1",
     "those of LiSSA not at all": "abs(appg/step-independent-of-n-mlp-128-128-mnist-6000) < 0.01",
-    "below Adam's with all weights, and below it with LoRA": "tab2/ginger-above-adam-lora-t5-32-documentation < 0",
+    "below Adam's with all weights, lower, too, with LoRA": "tab2/ginger-above-adam-lora-t5-32-documentation < 0",
     "about as much with two": "abs(fig1/llc-higher-ffnn-2-layers-mnist-10000"
     " - fig1/llc-higher-ffnn-1-layer-mnist-10000) < 0.1",
     "but raises it at one step": "fig3/llc-never-rises-with-epsilon-ffnn-64-mnist-10000 > 1",

@@ -81,8 +81,7 @@ def _first_page(
     lines = [
         "# What five papers claim, and what came out",
         "",
-        "Claims are judged by rule, mostly on small networks and data (preset `laptop`). A † on a paper's page:",
-        "the criterion changed after results were seen.",
+        "Judged by rule, mostly on small networks and data (preset `laptop`). †: the criterion changed after results.",
         "[Commands, devices, times](REPRODUCE.md); [misprints and counter-examples](MISPRINTS.md).",
         "",
         "![Each headline's verdict; our value, where the claim holds, the paper's number](findings.png)",

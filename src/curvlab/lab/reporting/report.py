@@ -81,7 +81,8 @@ def _first_page(
     lines = [
         "# What five papers claim, and what came out",
         "",
-        "Judged by rule, mostly on small networks and data (preset `laptop`). †: the criterion changed after results.",
+        "Judged by rule, mostly on small networks and data (preset `laptop`).",
+        "†: the criterion changed after results.",
         "[Commands, devices, times](REPRODUCE.md); [misprints and counter-examples](MISPRINTS.md).",
         "",
         "![Each headline's verdict; our value, where the claim holds, the paper's number](findings.png)",

@@ -127,14 +127,14 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
     claims = {name: each for paper in committed for own in paper.findings for name, each in own.results.items()}
     hessian = [each for name, each in claims.items() if name.startswith("pbrf/tab7/own-length-")]
     assert [each.claim.criterion.holds([each.value]) for each in hessian] == [False, True]
-    assert "With the Hessian that holds on one of two data sets" in told
+    assert "With the Hessian that is shown on Energy, not on Concrete" in told
     stages = [each for name, each in claims.items() if re.match("pbrf/tab8/(slow-)?two-stages-", name)]
     assert [each.weighed for each in stages].count(DIRECTION_ONLY) == 1  # Energy, at the PBRF's rate
     assert all(each.interval.low < 0 for each in stages if each.weighed != DIRECTION_ONLY)
-    assert "On Concrete, or at the base run's rate, none is shown." in told
+    assert "On Concrete, or at the base run's rate, no correlation is shown." in told
     energy = claims["pbrf/tab5/answers-another-question-mlp-128-128-energy"]
     assert energy.value < float(energy.claim.words["zero"]) < 1.2 * energy.value
-    assert "zero as estimate would look about as good there" in told
+    assert "predicting no change would look about as good there" in told
     (laptop,) = (own for own in read_results(ROOT / "results") if (own.key, own.preset) == ("pbrf/tab8", "laptop"))
     (two,) = (each for each in laptop.claims if each.claim.id == "slow-two-stages-mlp-128-128-energy")
     assert two.interval.num_samples == 5
@@ -154,7 +154,7 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
     assert "on two of three networks stopped early, on none that converged, on MNIST and CIFAR." in told
     above = [verdicts(f"ginger/tab2/ginger-above-qng-{of}")[0] for of in ("full", "lora")]
     assert above == [NOT_REPRODUCED, REPRODUCED]
-    assert "and tuned above QNG's, only with LoRA." in told
+    assert "With LoRA it is below Adam's, above QNG's;" in told
     assert verdicts("ngd/fig7/llc-increases-sgd") == [UNDECIDED]
     (ngd,) = (own for own in folders if own.key == "ngd/fig1")
     tuned = [each for each in ngd.claims if each.claim.id == "llc-higher-tuned-ffnn-1-layer-mnist-10000-width-32"]
@@ -173,7 +173,6 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
 SIZES = {  # what is said without a number, and what it stands on
     "with the paper's two, LiSSA hardly ever converges there": "fig1/recipe-converges-mlp-8-tanh-cifar10 < 0.1",
     "hardly on a CIFAR MLP that converged": "abs(fig1/agreement-mlp-8-tanh-cifar10) < 0.1",
-    "with the paper's, for far fewer": "tab1/requirement-mild < tab1/requirement-mild-measured / 5",
     "a rewording stands out more from them": "fig3/stands-out-more > 3",
     "far less when solved to the end": "tab6/exact-mlp-128-128-energy < tab6/own-length-mlp-128-128-energy - 0.3",
     "at the smallest scaling": "tab6/smallest-scaling-mlp-128-128-energy < tab6/pbrf-mlp-128-128-energy - 0.1",
@@ -187,12 +186,16 @@ SIZES = {  # what is said without a number, and what it stands on
     "on Energy; solved exactly, hardly": "abs(tab7/exact-mlp-128-128-energy) < 0.1",
     "fewer once the network has fitted them": "fig6/influence-finds-most-mlp-128-128-mnist-600-overfitted"
     " < fig6/influence-finds-most-mlp-128-128-mnist-600 - 0.1",
+    "from the trained weights no better": "tab6/warm-mlp-128-128-energy < tab6/cold-mlp-128-128-energy + 0.1",
+    "With all weights tuned Ginger's ROUGE": "tab2/ginger-above-qng-full-t5-32-documentation < 0",
+    "published Ginger is above Adam with LoRA only": "tab2/published-above-adam-full-t5-32-documentation < 0"
+    " < tab2/published-above-adam-lora-t5-32-documentation",
     "those of LiSSA not at all": "abs(appg/step-independent-of-n-mlp-128-128-mnist-6000) < 0.01",
-    "below Adam's with all weights, lower, too, with LoRA": "tab2/ginger-above-adam-lora-t5-32-documentation < 0",
+    "With LoRA it is below Adam's": "tab2/ginger-above-adam-lora-t5-32-documentation < 0",
     "about as much with two": "abs(fig1/llc-higher-ffnn-2-layers-mnist-10000"
     " - fig1/llc-higher-ffnn-1-layer-mnist-10000) < 0.1",
-    "but raises it at one step": "fig3/llc-never-rises-with-epsilon-ffnn-64-mnist-10000 > 1",
-    "in the paper's setting, SGD's by less": "fig4/llc-rises-faster-ffnn-256-256-fashion-mnist > 0",
+    "raises it at one step": "fig3/llc-never-rises-with-epsilon-ffnn-64-mnist-10000 > 1",
+    "an epoch on FashionMNIST, SGD's by less": "fig4/llc-rises-faster-ffnn-256-256-fashion-mnist > 0",
     "with the largest eigenvalue as λmax and H indefinite, too small": "prop/largest-eigenvalue > 1",
 }
 
@@ -230,7 +233,7 @@ def test_the_picture_and_the_readme_are_those_of_the_results(committed, tmp_path
     beside = [text.get_text() for text in picture.axes[0].texts if text.get_text().startswith("paper: ")]
     assert len(beside) == sum(finding.shown is not None for finding in findings), "every row says the paper's"
     verdicts = {finding.verdict for finding in findings}
-    colors = [{texts[each] for each in texts if each.startswith(f"{verdict} (")} for verdict in verdicts]
+    colors = [{texts[each] for each in texts if each.startswith(f"{verdict}: ")} for verdict in verdicts]
     assert len(set().union(*colors)) == len(colors)
     assert all(len(own) == 1 for own in colors)
     picture.canvas.draw()

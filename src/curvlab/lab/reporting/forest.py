@@ -23,6 +23,12 @@ _COLORS = {  # none of a method
     claims.NOT_REPRODUCED: "#B3261E",
     claims.OUT_OF_REACH: "#777777",
 }
+_COUNTED = {  # of a headline's claims, beside its verdict
+    "hold": (claims.REPRODUCED,),
+    "short": (claims.DIRECTION_ONLY,),
+    "open": (claims.UNDECIDED,),
+    "fail": (claims.NOT_REPRODUCED, claims.REFUTED),
+}
 _WIDTH, _ROW, _HEADING, _TOP = 576.0, 33.0, 22.0, 73.0  # points, as is the unit of the axes
 _LEFT, _RIGHT, _VALUES, _PAPER = 256.0, 332.0, 338.0, 466.0  # of a row's strip; where the numbers beside it begin
 _OURS, _BAND, _HOLDS = "#222222", "#ececec", "#bfe0c8"
@@ -73,7 +79,7 @@ def _draw_key(axes: Axes, counts: Mapping[str, int], presets: Sequence[str]) -> 
         words = f"{counts[verdict]} {verdict}"
         axes.text(x, 11, words, fontsize=10.5, weight="bold", va="center", color=_COLORS[verdict])
         x += 6.6 * len(words) + 10
-    note = "Bold: the verdict, from all claims of a headline (in brackets: how many are reproduced). Below, one:"
+    note = "Bold: the verdict, and how the claims of a headline came out. Below, one of them:"
     axes.text(4, 28, note, fontsize=8.5, va="center", color="#333333")
     axes.plot([8, 28], [45, 45], color=_OURS, linewidth=2.2)
     axes.plot(18, 45, marker="o", markersize=5.5, color=_OURS)
@@ -96,9 +102,19 @@ def _draw_headline(axes: Axes, top: float, finding: Finding) -> None:
     color, shown = _COLORS[finding.verdict], finding.shown
     axes.fill_betweenx([top + 1, top + _ROW - 4], 0, 4, color=color, linewidth=0)
     axes.text(9, top + 6, finding.headline.says, fontsize=9, va="center")
-    verdicts = [result.weighed for result in finding.results.values() if result.weighed not in claims.UNJUDGED]
-    verdict = f"{finding.verdict} ({verdicts.count(claims.REPRODUCED)} of {len(verdicts)})"
-    axes.text(_WIDTH - 4, top + 6, verdict, fontsize=8.5, weight="bold", color=color, ha="right", va="center")
+    verdicts = [result.weighed for result in finding.results.values()]
+    counts = {words: sum(map(verdicts.count, which)) for words, which in _COUNTED.items()}
+    verdict = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
+    axes.text(
+        _WIDTH - 4,
+        top + 6,
+        f"{finding.verdict}: {verdict}",
+        fontsize=8.5,
+        weight="bold",
+        color=color,
+        ha="right",
+        va="center",
+    )
     axes.text(13, top + 20, _letter(finding.preset), **_BOXED if finding.preset else {})
     axes.text(22, top + 20, finding.headline.short, fontsize=8.5, va="center", color="#444444")
     if shown is not None:

@@ -33,7 +33,6 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.image import AxesImage
 from matplotlib.patheffects import withStroke
 
-from curvlab.lab.claims.intervals import t_interval
 from curvlab.lab.names import COLORS, style_of, styles_of
 from curvlab.lab.reporting import plots
 
@@ -173,7 +172,7 @@ def lines(
         if seeds:
             ax.scatter(own[x], own[y], s=6, alpha=0.5, color=color, marker=style.get("marker"), linewidths=0)
         if bars:
-            ends = ends or _t_ends(own, x, y)
+            ends = ends or plots.t_ends(own.groupby(x)[y])
             errors = np.clip([mean - ends[0], ends[1] - mean], 0, None)  # rounding, where all are the same
             ax.errorbar(mean.index, mean, yerr=errors, capsize=3, label=name, **style)
             continue
@@ -183,15 +182,6 @@ def lines(
             ax.fill_between(mean.index, *ends, color=color, alpha=0.15, linewidth=0, step=paid)
         else:
             plots.seeds_around_mean(ax, own[x], own[y], color=color, least=least)
-
-
-def _t_ends(own: pd.DataFrame, x: str, y: str) -> tuple[pd.Series, pd.Series]:
-    """Return the ends of the 95 % t intervals of y at each x; nan with fewer than three rows."""
-    grouped = own.groupby(x)[y]
-    found = {at: t_interval(values) if len(values) >= plots.MIN_SEEDS else None for at, values in grouped}
-    low = pd.Series({at: np.nan if end is None else end.low for at, end in found.items()}, dtype=float)
-    high = pd.Series({at: np.nan if end is None else end.high for at, end in found.items()}, dtype=float)
-    return low, high
 
 
 def log_log(

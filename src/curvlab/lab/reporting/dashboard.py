@@ -13,7 +13,7 @@ import json
 import random
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -67,7 +67,7 @@ def panels(target: Target) -> list[Any]:
         shown.append(
             wr.LinePlot(title=title, metric_regex=f"^claim/{pattern.replace('*', '.*')}/(value|low|high)$")
         )
-    for x, y in curves(target):
+    for x, y in ((x, y) for _, ys, x, _ in target.curves_parsed() for y in ys):
         shown.append(wr.LinePlot(title=y, x=f"x/{x}", metric_regex=f"^curve/[^/]*/{re.escape(y)}(/.*)?$"))
     shown.append(wr.MediaBrowser(title="Figure", media_keys=["figure"]))
     shown.append(wr.LinePlot(title="Units of work over seconds", x=PROGRESS[0], y=[PROGRESS[1]]))
@@ -90,13 +90,6 @@ def headline_claims(target: Target) -> dict[str, str]:
             if place == item and any(fnmatchcase(name, pattern) for name in claims):
                 found[pattern] = headline["says"]
     return found
-
-
-def curves(target: Target) -> Iterator[tuple[str, str]]:
-    """Yield x and y of every curve that a target declares."""
-    for declared in target.curves:
-        ys, _, rest = declared.partition(": ")[2].partition(" over ")
-        yield from ((rest.partition(" by ")[0], y) for y in ys.split(", "))
 
 
 # ------------------------------------------------------------------------------------ both of them

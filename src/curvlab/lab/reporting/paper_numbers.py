@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pandas as pd
-
-COLUMNS = ("table", "row", "column", "value", "stderr", "unit", "quote")
 
 
 @dataclass(frozen=True)
@@ -60,21 +57,14 @@ class PaperNumbers:
 def load_paper_numbers(paper: str, *, folder: str | Path) -> PaperNumbers:
     """Return the numbers of `paper` ("lissa", "pbrf", ...) from `folder`/<paper>.csv."""
     path = Path(folder) / f"{paper}.csv"
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"no numbers of paper {paper!r}: looked for {path.name} in {Path(folder).as_posix()}; "
-            "pass the folder that holds it, in a source checkout experiments/papers."
-        )
     table = pd.read_csv(path, dtype=str, keep_default_na=False)
-    if tuple(table.columns) != COLUMNS:
+    columns = [field.name for field in fields(PaperNumber)]
+    if list(table.columns) != columns:
         raise ValueError(
-            f"{path.as_posix()} needs the columns {','.join(COLUMNS)}, got {','.join(table.columns)}."
+            f"{path.as_posix()} needs the columns {','.join(columns)}, got {','.join(table.columns)}."
         )
     repeated = table[table.duplicated(["table", "row", "column"])]
     if len(repeated):
         raise ValueError(f"{path.as_posix()} has {tuple(repeated.iloc[0][:3])} twice; a number is typed once.")
-    numbers = tuple(
-        PaperNumber(table, row, column, float(value), float(stderr) if stderr else math.nan, unit, quote)
-        for table, row, column, value, stderr, unit, quote in table.itertuples(index=False)
-    )
-    return PaperNumbers(paper, numbers)
+    table = table.assign(value=table.value.astype(float), stderr=table.stderr.replace("", "nan").astype(float))
+    return PaperNumbers(paper, tuple(PaperNumber(*row) for row in table.itertuples(index=False)))

@@ -233,13 +233,20 @@ def seeds_around_mean(
     table = pd.DataFrame({"x": np.asarray(x), "y": np.asarray(y, dtype=float)})
     grouped = table.dropna(subset="y").groupby("x").y
     mean, count = grouped.mean(), grouped.count()
-    half = (grouped.sem() * stats.t.ppf(0.975, np.maximum(count - 1, 1))).where(count >= MIN_SEEDS)
-    lower = (mean - half).clip(lower=least * mean) if least else mean - half
-    ax.fill_between(mean.index, lower, mean + half, color=color, alpha=alpha, linewidth=0)
-    alone = half.notna() & half.shift(1).isna() & half.shift(-1).isna()  # a band of no width would not be seen
-    ax.vlines(mean.index[alone], lower[alone], (mean + half)[alone], color=color, alpha=2 * alpha, linewidth=3)
+    lower, upper = t_ends(grouped)
+    lower = lower.clip(lower=least * mean) if least else lower
+    ax.fill_between(mean.index, lower, upper, color=color, alpha=alpha, linewidth=0)
+    alone = upper.notna() & upper.shift(1).isna() & upper.shift(-1).isna()  # a band of no width would not be seen
+    ax.vlines(mean.index[alone], lower[alone], upper[alone], color=color, alpha=2 * alpha, linewidth=3)
     few = table[table.x.map(count) == MIN_SEEDS - 1]
     ax.scatter(few.x, few.y, s=5, color=color, alpha=0.6, linewidths=0)
+
+
+def t_ends(grouped: Any) -> tuple[pd.Series, pd.Series]:
+    """Return the ends of the 95 % t interval of each group's mean; nan with fewer than three values."""
+    mean, count = grouped.mean(), grouped.count()
+    half = (grouped.sem() * stats.t.ppf(0.975, np.maximum(count - 1, 1))).where(count >= MIN_SEEDS)
+    return mean - half, mean + half
 
 
 def counts_at_foot(ax: Axes, x: ArrayLike, counts: ArrayLike, *, color: str) -> None:

@@ -9,7 +9,7 @@ import difflib
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from hydra import compose
@@ -24,47 +24,37 @@ from omegaconf.errors import OmegaConfBaseException
 
 PARTS = ("data", "model", "training", "freeze")  # of a task
 _NEAR = 0.4  # difflib's similarity from which a name is worth suggesting
+# What a number must be, in words.
+_FITS: Mapping[str, Callable[[float], bool]] = {
+    "a number": lambda number: True,
+    "a number, at least 0": lambda number: number >= 0,
+    "at least 0": lambda number: number >= 0,
+    "greater than 0": lambda number: number > 0,
+    "a whole number, at least 0": lambda number: number >= 0 == number % 1,
+    "a whole number, at least 1": lambda number: number >= 1 and number % 1 == 0,
+    "from 0 to 1": lambda number: 0 <= number <= 1,
+    "between 0 and 1": lambda number: 0 < number < 1,
+    "at least 0 and below 1": lambda number: 0 <= number < 1,
+}
 # What settings of these names must be, whatever their target: found before anything is loaded or computed. The
 # first that fits holds; other settings that are numbers must be at least 0.
-_RANGES: tuple[tuple[re.Pattern[str], Callable[[float], bool], str], ...] = tuple(
-    (re.compile(names), fits, words)
-    for names, fits, words in (
-        (
-            r"num_(repeats|burnin_steps)|(\w+_)?seeds?|checkpoints|(exact_)?points|widths|max_tridiag_iter|\w+_token_id",
-            lambda number: number >= 0 == number % 1,
-            "a whole number, at least 0",
-        ),
-        (
-            r"lrs?|step_sizes?|(\w+_)?rtols?|localizations?|tolerance|tol|stability|stabilities|epsilons?|clip|safety|"
-            r"(assumed_)?constant|scale|\w+_divisor|horizon|(time|memory)_limit|ridges|rates_over_damping|low|middle|"
-            r"high|\w+_factors?|(largest|smallest)_step|converged_below|gradient_norm|width_mult|displacement",
-            lambda number: number > 0,
-            "greater than 0",
-        ),
-        (
-            r"weight_decay|l2|alphas?|warmup_steps|(\w+_)?dampings?(_ratios?)?",
-            lambda number: number >= 0,
-            "at least 0",
-        ),
-        (
-            r"(num|n|d|steps_per)_\w+|(\w+_)?(batch|size|rank|width|depth|epoch|direction|network|vector|point|step|"
-            r"trial|probe|round|channel|sentence|example|length|column)s?|(\w+_)?(batch_sizes|hidden_sizes|at_once|dim|"
-            r"every|train|vocabulary|shape)|max_(steps_network|matvecs|words|documents|iter|stretches|"
-            r"position_embeddings)|maxiter|checkpoints_per_segment|update_period|min_letters|pooling|top|repeat_below|"
-            r"costs",
-            lambda number: number >= 1 and number % 1 == 0,
-            "a whole number, at least 1",
-        ),
-        (
-            r"label_noise|dropout|removed|part_way|correlations|(\w+_)?fractions?",
-            lambda number: 0 <= number <= 1,
-            "from 0 to 1",
-        ),
-        (r"starts?", lambda number: True, "a number"),
-        (r"(\w+_)?decays?", lambda number: 0 < number < 1, "between 0 and 1"),
-        (r"momentum", lambda number: 0 <= number < 1, "at least 0 and below 1"),
-    )
-)
+_RANGES: Mapping[str, str] = {
+    "a whole number, at least 0": r"num_(repeats|burnin_steps)|(\w+_)?seeds?|checkpoints|(exact_)?points|widths|"
+    r"max_tridiag_iter|\w+_token_id",
+    "greater than 0": r"lrs?|step_sizes?|(\w+_)?rtols?|localizations?|tolerance|tol|stability|stabilities|"
+    r"epsilons?|clip|safety|(assumed_)?constant|scale|\w+_divisor|horizon|(time|memory)_limit|ridges|rates_over_damping|"
+    r"low|middle|high|\w+_factors?|(largest|smallest)_step|converged_below|gradient_norm|width_mult|displacement",
+    "at least 0": r"weight_decay|l2|alphas?|warmup_steps|(\w+_)?dampings?(_ratios?)?",
+    "a whole number, at least 1": r"(num|n|d|steps_per)_\w+|(\w+_)?(batch|size|rank|width|depth|epoch|direction|"
+    r"network|vector|point|step|trial|probe|round|channel|sentence|example|length|column)s?|(\w+_)?(batch_sizes|"
+    r"hidden_sizes|at_once|dim|every|train|vocabulary|shape)|max_(steps_network|matvecs|words|documents|iter|"
+    r"stretches|position_embeddings)|maxiter|checkpoints_per_segment|update_period|min_letters|pooling|top|"
+    r"repeat_below|costs",
+    "from 0 to 1": r"label_noise|dropout|removed|part_way|correlations|(\w+_)?fractions?",
+    "a number": r"starts?",
+    "between 0 and 1": r"(\w+_)?decays?",
+    "at least 0 and below 1": r"momentum",
+}
 # Likewise: key, what each entry may be, and what to say.
 _WORDS = (
     ("device", r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, cuda, cuda:N or mps"),
@@ -187,12 +177,12 @@ def refuse_out_of_range(name: str, value: Any, stands: Any) -> None:
         return
     if isinstance(first, bool):
         raise ValueError(f"{name} must be true or false")
-    known = next(((fits, words) for names, fits, words in _RANGES if names.fullmatch(name)), None)
-    if known is None and not isinstance(first, int | float):
+    words = next((words for words, names in _RANGES.items() if re.fullmatch(names, name)), None)
+    if words is None and not isinstance(first, int | float):
         return
-    fits, words = known or (lambda number: number >= 0, "a number, at least 0")
+    words = words or "a number, at least 0"
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not (is_number and fits(value)):
+    if not (is_number and _FITS[words](value)):
         raise ValueError(f"{name} must be {words}")
 
 

@@ -107,7 +107,7 @@ class Store:
     def _compute(
         self, path: Path, name: str, config: Mapping[str, Any], compute: Callable[[], dict[str, Any]]
     ) -> dict[str, Any]:
-        entry = {"payload": _storable(named_results(compute(), name), name)}
+        entry = {"payload": plain(named_results(compute(), name), where=name, tensors=True)}
         content = encode(entry, _header(path))
         described = json.dumps({"name": name, "config": plain(config)}, indent=2, sort_keys=True) + "\n"
         write_atomically(path.with_suffix(".json"), described.encode())
@@ -164,29 +164,13 @@ def named_results(payload: Any, name: str) -> dict[str, Any]:
     return payload
 
 
-def _storable(value: Any, where: str) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().cpu().clone(memory_format=torch.contiguous_format)
-    if isinstance(value, Mapping):
-        return {text_key(key, where): _storable(entry, f"{where}.{key}") for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_storable(entry, f"{where}[{index}]") for index, entry in enumerate(value)]
-    try:
-        return plain(value, where=where)
-    except TypeError as error:
-        raise TypeError(
-            f"result {where} is a {type(value).__name__}; a unit returns tensors, numbers, strings, and lists and "
-            "dicts of them (torch.from_numpy for an array, .tolist() for a column)."
-        ) from error
-
-
 def _header(path: Path) -> str:
     return f"{_FORMAT} {path.stem}"
 
 
 # ------------------------------------------------------------------------------------ keys
-def plain(value: Any, *, where: str = "config") -> Any:
-    """Return `value` as dicts, lists, numbers and strings, with interpolations resolved.
+def plain(value: Any, *, where: str = "config", tensors: bool = False) -> Any:
+    """Return `value` as dicts, lists, numbers and strings, with interpolations resolved; `tensors` on the CPU.
 
     Raises:
         TypeError: for anything else, tensors included: their text is no exact key. `where` names the place.
@@ -195,22 +179,30 @@ def plain(value: Any, *, where: str = "config") -> Any:
         value = OmegaConf.to_container(value, resolve=True)
     if isinstance(value, np.generic):
         value = value.item()
+    if tensors and isinstance(value, Tensor):
+        return value.detach().cpu().clone(memory_format=torch.contiguous_format)
     if value is None or isinstance(value, bool):
         return value
     for scalar in (int, float, str):
         if isinstance(value, scalar):
             return scalar(value)
     if isinstance(value, Mapping):
-        return {text_key(key, where): plain(entry, where=f"{where}.{key}") for key, entry in value.items()}
+        return {
+            _key(key, where): plain(own, where=f"{where}.{key}", tensors=tensors) for key, own in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [plain(entry, where=f"{where}[{index}]") for index, entry in enumerate(value)]
-    raise TypeError(
-        f"{where} is a {type(value).__name__}; use numbers, strings, lists and mappings of them "
-        "(of a tensor or an array, name what it was made from instead)."
+        return [plain(own, where=f"{where}[{index}]", tensors=tensors) for index, own in enumerate(value)]
+    allowed = (
+        "a unit returns tensors, numbers, strings, and lists and dicts of them (torch.from_numpy for an array, "
+        ".tolist() for a column)."
+        if tensors
+        else "use numbers, strings, lists and mappings of them (of a tensor or an array, name what it was made from "
+        "instead)."
     )
+    raise TypeError(f"{where} is a {type(value).__name__}; {allowed}")
 
 
-def text_key(key: Any, where: str) -> str:
+def _key(key: Any, where: str) -> str:
     """Return `key` when it is a string: JSON would merge the keys 1 and "1"."""
     if not isinstance(key, str):
         raise TypeError(f"{where} has the key {key!r}; use strings as keys, here {str(key)!r}.")

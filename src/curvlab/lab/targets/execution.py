@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 import sys
 import tempfile
@@ -166,12 +165,11 @@ def curves_of(target: Target, computed: Computed) -> Iterator[pd.DataFrame]:
     Its index, named `x/<X>`, is the place; its columns are `curve/<task>/<Y>`, and `curve/<task>/<Y>/<of>` for
     each value of the columns of `by`; each entry is the mean of the rows that have all these.
     """
-    for declared in target.curves:
-        table, ys, x, by = re.fullmatch(r"(\w+): (.+?) over (.+?)(?: by (.+))?", declared).groups()  # type: ignore[union-attr]  # or the declaration is wrong
+    for table, ys, x, by in target.curves_parsed():
         rows = computed[table] if "task" in computed[table] else computed[table].assign(task="all")
         parts = []
-        for y in ys.split(", "):
-            means = rows.pivot_table(index=x, columns=["task", *(by.split(", ") if by else [])], values=y)
+        for y in ys:
+            means = rows.pivot_table(index=x, columns=["task", *by], values=y)
             names = [column if isinstance(column, tuple) else (column,) for column in means]
             means.columns = pd.Index(["/".join(["curve", task, y, *_joined(of)]) for task, *of in names])
             parts.append(means)

@@ -128,19 +128,19 @@ def _judged_over_seeds(settings: dict[Path, dict[str, str]]) -> Iterator[dict[st
 
 def _drawn(claims: pd.DataFrame) -> Figure:
     """Return one panel a claim: mean and interval of each setting, and dashed the bounds of the criterion."""
-    from curvlab.lab.reporting.plots import figure, shades
+    from curvlab.lab import panels
+    from curvlab.lab.reporting.plots import figure
 
+    claims = claims.assign(setting=claims.setting.replace("", "as the preset"))
     names = list(dict.fromkeys(claims.claim))[:_MOST_PANELS]
     rows = -(-len(names) // 3)
     drawing, grid = figure(rows, min(3, len(names)), panel_size=(3.6, 1.4 + 0.2 * claims.setting.nunique()))
     for axes, name in zip(grid.flat, names, strict=False):
         own = claims[claims.claim == name]
-        for place, (_, row) in enumerate(own.iterrows()):
-            axes.plot([row.low, row.high], [place, place], color=shades(1)[0])
-            axes.plot(row.value, place, marker="o", color=shades(1)[0])
+        panels.forest(axes, own, name="setting", value="value", low="low", high="high")
         for bound in own[["at_least", "at_most"]].iloc[0].dropna():
-            axes.axvline(bound, color="black", linestyle="--", linewidth=0.8)
-        axes.set_yticks(range(len(own)), [setting or "as the preset" for setting in own.setting], fontsize=7)
+            panels.rule(axes, x=bound, color="black")
+        axes.tick_params(axis="y", labelsize=7)
         axes.set_title(name, fontsize=8)
     for axes in list(grid.flat)[len(names) :]:
         axes.axis("off")

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -61,9 +63,9 @@ def made_by(target: Target, config: Mapping[str, Any]) -> list[Path]:
     Imports inside functions count, those under `if TYPE_CHECKING` do not. `from package import name` leads to the
     module that defines the name, by way of the package's `__init__`. Left out: what keeps and shows numbers.
     """
-    home = target.path
+    home, named = target.path, re.findall(r'"_target_": "([\w.]+)"', json.dumps(config))
     waiting = [home, *(home.parent.glob("*.py") if home.name == "__init__.py" else [])]
-    waiting += [file for name in _targets(config) for file in _files_of(*name.rpartition(".")[::2])]
+    waiting += [file for name in named for file in _files_of(*name.rpartition(".")[::2])]
     return _all_behind(waiting)
 
 
@@ -90,15 +92,6 @@ def _changed_since(commit: str, files: tuple[str, ...]) -> tuple[str, ...] | Non
 
 def _some(names: tuple[str, ...], most: int = 6) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _targets(config: Any) -> Iterator[str]:
-    if isinstance(config, Mapping):
-        for key, value in config.items():
-            yield from [value] if key == "_target_" and isinstance(value, str) else _targets(value)
-    elif isinstance(config, list | tuple):
-        for value in config:
-            yield from _targets(value)
 
 
 @cache

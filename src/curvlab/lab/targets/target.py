@@ -7,7 +7,7 @@ import difflib
 import importlib
 import importlib.util
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -109,6 +109,12 @@ class Target:
         beside = ROOT / "experiments" / f"{self.key}.yaml"
         inside = beside.with_suffix("") / "claims.yaml"
         return next((path for path in (beside, inside) if path.is_file()), None)
+
+    def curves_parsed(self) -> Iterator[tuple[str, list[str], str, list[str]]]:
+        """Yield the table, the columns Y, X and the columns of `by` of each declaration of `curves`."""
+        for declared in self.curves:
+            table, ys, x, by = re.fullmatch(r"(\w+): (.+?) over (.+?)(?: by (.+))?", declared).groups()  # type: ignore[union-attr]  # or the declaration is wrong
+            yield table, ys.split(", "), x, by.split(", ") if by else []
 
     @property
     def paper_settings(self) -> Mapping[str, Any]:

@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from scipy import stats
 
 from curvlab.lab import exact, judge, out_of_reach, t_interval
 from curvlab.lab.claims import load_claim_sheet
@@ -71,34 +70,6 @@ def test_a_mean_is_over_repetitions_each_of_which_is_the_mean_of_its_rows(seed: 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_ratio_is_a_geometric_mean(seed: int) -> None:
-    table = made_up(seed)
-    measured = found(table, ratio=f"`{Y}` / x", over=["task", "seed"], unit="networks")[""]
-    logs = [
-        np.mean([math.log(row[Y] / row["x"]) for row in rows_of(table, task=task, seed=run)])
-        for task in "ab"
-        for run in range(4)
-    ]
-    expected = t_interval(logs)
-    assert measured.value == pytest.approx(math.exp(np.mean(logs)))
-    assert measured.interval.low == pytest.approx(math.exp(expected.low))
-    assert measured.interval.kind == "t 95 %, 8 networks"
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_across_pairs_by_seed(seed: int) -> None:
-    table = made_up(seed)
-    measured = found(table, mean="ours - random", across={"method": "x"}, over="seed", by="task")["b"]
-    ours, random = (
-        [np.mean([row["x"] for row in rows_of(table, task="b", seed=run, method=method)]) for run in range(4)]
-        for method in ("ours", "random")
-    )
-    differences = np.subtract(ours, random)
-    assert measured.value == pytest.approx(differences.mean())
-    assert measured.interval.high == pytest.approx(t_interval(differences).high)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
 def test_an_extreme_is_exact_or_has_the_interval_of_its_row(seed: int) -> None:
     table = made_up(seed)
     table["low"], table["high"] = table.x - 0.5, table.x + 0.25
@@ -115,26 +86,10 @@ def test_an_extreme_is_exact_or_has_the_interval_of_its_row(seed: int) -> None:
         assert (one.value, one.interval.low, one.interval.high) == (value, value - 0.5, value + 0.25)
 
 
-@pytest.mark.parametrize("seed", SEEDS[:2])  # a second of bootstrap each
-def test_correlations_are_of_all_rows_or_of_each_repetition(seed: int) -> None:
-    table = made_up(seed)
-    whole = found(table, spearman=["x", Y.join("``")], where="task == 'a'", unit="points")[""]
-    own = table[table.task == "a"]
-    assert whole.value == pytest.approx(stats.spearmanr(own.x, own[Y]).statistic)
-    assert whole.interval.low < whole.value < whole.interval.high
-    assert whole.interval.kind == "bootstrap 95 %, 24 points"
-    again = found(table, spearman=["x", Y.join("``")], where="task == 'a'", unit="points")[""]
-    assert again == whole  # resamples are seeded
-    by_seed = found(table, pearson=["x", Y.join("``")], over="seed")[""]
-    expected = [stats.pearsonr(own.x, own[Y]).statistic for _, own in table.groupby("seed", sort=False)]
-    assert by_seed.value == pytest.approx(np.mean(expected))
-    assert by_seed.interval.low == pytest.approx(t_interval(expected).low)
-
-
 def test_nan_is_not_passed_over() -> None:
     table = made_up(0)
     table.loc[5, "x"] = np.nan
-    for over in ({"mean": "x", "over": "seed"}, {"largest": "x"}, {"smallest": "x"}, {"pearson": ["x", "seed"]}):
+    for over in ({"mean": "x", "over": "seed"}, {"largest": "x"}, {"smallest": "x"}):
         assert math.isnan(found(table, **over)[""].value)
     assert not math.isnan(found(table, mean="x", over="seed", where="x.notna()")[""].value)
 
@@ -157,11 +112,8 @@ def test_where_no_row_counts_there_is_no_value() -> None:
         ({"over": "seed"}, "needs one of mean, .*got none"),
         ({"largest": "x", "smallest": "x"}, "got largest, smallest"),
         ({"mean": "x"}, "needs `over`"),
-        ({"pearson": "x"}, "needs two columns"),
         ({"largest": "x", "low": "y"}, "both or none"),
         ({"mean": "x", "over": "seed", "low": "x", "high": "x"}, "of a largest or smallest"),
-        ({"largest": "x", "across": "method"}, "one column of names"),
-        ({"largest": "x", "across": {"method": "x"}}, "`across` needs `over`"),
     ],
 )
 def test_what_is_wrong_is_said_before_any_table_is_read(value: Any, text: str) -> None:

@@ -18,17 +18,12 @@ claims:
 `value` is one statistic of one table; `judge` is for what it cannot say.
 
     mean: EXPRESSION        over: seed        mean over repetitions, each the mean of its rows; t interval
-    ratio: A / B            over: seed        geometric mean over repetitions; t interval of the logarithm
     largest: EXPRESSION                       of all rows, exact; or low: COLUMN and high: COLUMN of its row
     smallest: EXPRESSION                      likewise
-    pearson: [X, Y]                           correlation of two columns; bootstrap over rows, or with
-    spearman: [X, Y]        over: seed        its mean over repetitions, t interval
 
     table: summary          the table, `table` unless named
     where: optimizer == 'ngd' and step > 0    the rows that count, as in DataFrame.query
     by: task                one claim for each value, whose name is {of}; or a list of columns
-    across: {method: area}  with over: a row for each repetition, with the area of each method as a column of its
-                            name: `mean: pbrf - random` is paired by seed
     unit: points            what is repeated, for the text; the name of `over`, or "rows", unless given
     otherwise: TEXT         why the claim is out of reach for a group none of whose rows counts; else it has none
 
@@ -133,19 +128,14 @@ class ClaimSheet:
         words = dict.fromkeys(_words_in(self.entries.get(name)), "all") | ({"of": of} if of else {}) | words
         return out_of_reach(self.claim(name, **words), reason)
 
-    def judge_values(self, tables: Mapping[str, pd.DataFrame], *, seed: int = 0) -> list[ClaimResult]:
-        """Return the verdicts of all claims that say their `value`, in the order of the file.
-
-        Args:
-            tables: of the result folder, by name.
-            seed: of resamples.
-        """
+    def judge_values(self, tables: Mapping[str, pd.DataFrame]) -> list[ClaimResult]:
+        """Return the verdicts of all claims that say their `value` of these tables, in the order of the file."""
         results = []
         for name, entry in self.entries.items():
             if "value" not in entry:
                 continue
             try:
-                for found in measure(entry["value"], tables, seed=seed):
+                for found in measure(entry["value"], tables):
                     if found.value is None:
                         results.append(self.unjudged(name, found.fact, found.of))
                     else:

@@ -1,28 +1,22 @@
 """Values of claims that YAML alone can say: `value:` of an entry of claims.yaml, see `claim_sheet`.
 
-A value is one statistic of one table: the mean over seeds of a column, the largest or smallest entry of a column,
-the ratio of two columns, or the correlation of two columns. Columns may be expressions of columns, as
-`DataFrame.eval` has them; names with blanks stand in backticks.
+A value is one statistic of one table: the mean of a column over seeds, or its largest or smallest entry. Columns
+may be expressions of columns, as `DataFrame.eval` has them; names with blanks stand in backticks.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
-from curvlab.lab.claims.intervals import Interval, bootstrap_interval, exact, t_interval
+from curvlab.lab.claims.intervals import Interval, exact, t_interval
 
-MEANS = ("mean", "ratio")
-EXTREMES = ("largest", "smallest")
-CORRELATIONS = ("pearson", "spearman")
-STATISTICS = (*MEANS, *EXTREMES, *CORRELATIONS)
-OPTIONS = ("table", "where", "by", "across", "over", "unit", "low", "high", "otherwise")
+STATISTICS = ("mean", "largest", "smallest")
+OPTIONS = ("table", "where", "by", "over", "unit", "low", "high", "otherwise")
 
 
 @dataclass(frozen=True)
@@ -53,21 +47,15 @@ def check(value: Any) -> None:
     named = [name for name in STATISTICS if name in value]
     if len(named) != 1:
         raise ValueError(f"`value` needs one of {', '.join(STATISTICS)}, got {', '.join(named) or 'none'}.")
-    if named[0] in MEANS and "over" not in value:
-        raise ValueError(f"`value: {named[0]}` needs `over`: the column of what is repeated, e.g. seed.")
-    if named[0] in CORRELATIONS and not (isinstance(value[named[0]], list) and len(value[named[0]]) == 2):
-        raise ValueError(f"`value: {named[0]}` needs two columns, e.g. [lissa, pbrf].")
-    if ("low" in value) != ("high" in value) or ("low" in value and named[0] not in EXTREMES):
+    if "mean" in value and "over" not in value:
+        raise ValueError("`value: mean` needs `over`: the column of what is repeated, e.g. seed.")
+    if ("low" in value) != ("high" in value) or ("low" in value and "mean" in value):
         raise ValueError(
             "`low` and `high` are the columns of an interval, both or none, of a largest or smallest."
         )
-    if "across" in value and not (isinstance(value["across"], Mapping) and len(value["across"]) == 1):
-        raise ValueError("`across` needs one column of names and one of values, e.g. {method: area}.")
-    if "across" in value and "over" not in value:
-        raise ValueError("`across` needs `over`: the columns that tell its rows apart, e.g. seed.")
 
 
-def measure(value: Mapping[str, Any], tables: Mapping[str, pd.DataFrame], *, seed: int = 0) -> Iterator[Measured]:
+def measure(value: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> Iterator[Measured]:
     """Yield what a `value:` gives, one for each group of `by`; without `by` one, of all rows.
 
     With `otherwise` a group none of whose rows counts has no value for that reason; without it, it is left out.
@@ -75,7 +63,6 @@ def measure(value: Mapping[str, Any], tables: Mapping[str, pd.DataFrame], *, see
     Args:
         value: as `check` lets pass.
         tables: of a result folder, by name.
-        seed: of the resamples of a bootstrap.
 
     Raises:
         ValueError: an expression does not fit the table; names both.
@@ -87,39 +74,30 @@ def measure(value: Mapping[str, Any], tables: Mapping[str, pd.DataFrame], *, see
         if rows.empty and ("by" not in value or table.empty or "otherwise" not in value):
             yield Measured("", None, None, value.get("otherwise", f"{name}.csv has no row that counts here."))
         elif "by" not in value:
-            yield _of_rows("", rows, value, seed)
+            yield _of_rows("", rows, value)
         else:
             for group, own in (table if "otherwise" in value else rows).groupby(value["by"], sort=False):
                 of = "-".join(map(str, group)) if isinstance(group, tuple) else str(group)
                 counted = own.loc[own.index.intersection(rows.index)]
                 lacking = Measured(of, None, None, value.get("otherwise", ""))
-                yield lacking if counted.empty else _of_rows(of, counted, value, seed)
+                yield lacking if counted.empty else _of_rows(of, counted, value)
     except (KeyError, TypeError, SyntaxError, AttributeError, NameError) as error:  # as pandas raises them
         columns = ", ".join(map(str, table.columns))
         raise ValueError(f"`value` does not fit {name}.csv ({error}), whose columns are: {columns}.") from error
 
 
-def _of_rows(of: str, rows: pd.DataFrame, value: Mapping[str, Any], seed: int) -> Measured:
-    if "across" in value:
-        ((names, column),) = value["across"].items()
-        rows = rows.pivot_table(index=value["over"], columns=names, values=column, sort=False).reset_index()
-    if any(statistic in value for statistic in MEANS):
-        return _mean(of, rows, value)
-    if any(statistic in value for statistic in EXTREMES):
-        return _extreme(of, rows, value)
-    return _correlation(of, rows, value, seed)
+def _of_rows(of: str, rows: pd.DataFrame, value: Mapping[str, Any]) -> Measured:
+    return _mean(of, rows, value) if "mean" in value else _extreme(of, rows, value)
 
 
 def _mean(of: str, rows: pd.DataFrame, value: Mapping[str, Any]) -> Measured:
-    """Measure the mean over repetitions; of a ratio the geometric mean, with the interval of the logarithm."""
-    is_ratio = "ratio" in value
-    column = _column(rows, value["ratio"] if is_ratio else value["mean"])
-    samples = _over(rows, np.log(column) if is_ratio else column, value["over"])
-    found = t_interval(samples, unit=value.get("unit", _plural(value["over"])))
-    middle = float(samples.mean())
-    if is_ratio:
-        middle, found = math.exp(middle), found.mapped(math.exp)
-    return Measured(of, middle, found, _listed(samples, value, is_ratio))
+    """Measure the mean over repetitions, each the mean of its rows; nan where one of its rows is nan."""
+    over = [value["over"]] if isinstance(value["over"], str) else list(value["over"])
+    groups = _column(rows, value["mean"]).groupby([rows[name] for name in over], sort=False)
+    samples = np.asarray(groups.agg(lambda own: own.mean(skipna=False)), dtype=float)
+    interval = t_interval(samples, unit=value.get("unit", f"{over[-1]}s"))
+    fact = f"By {over[-1]}: {', '.join(f'{number:.3g}' for number in samples)}."
+    return Measured(of, float(samples.mean()), interval, fact)
 
 
 def _extreme(of: str, rows: pd.DataFrame, value: Mapping[str, Any]) -> Measured:
@@ -139,53 +117,9 @@ def _extreme(of: str, rows: pd.DataFrame, value: Mapping[str, Any]) -> Measured:
     return Measured(of, found, interval, f"The {word}{f' is at {where}' if where else ''}: {found:.3g}.")
 
 
-def _correlation(of: str, rows: pd.DataFrame, value: Mapping[str, Any], seed: int) -> Measured:
-    """Measure a correlation: its mean over repetitions, or without `over` of all rows, which are resampled."""
-    word = "pearson" if "pearson" in value else "spearman"
-    x, y = (_column(rows, expression) for expression in value[word])
-    if "over" in value:
-        groups = pd.DataFrame({"x": x, "y": y}).groupby([rows[name] for name in _names(value["over"])], sort=False)
-        samples = np.array([_correlate(word, own.x.to_numpy(), own.y.to_numpy()) for _, own in groups])
-        interval = t_interval(samples, unit=value.get("unit", _plural(value["over"])))
-        return Measured(of, float(samples.mean()), interval, _listed(samples, value, False))
-    found = _correlate(word, x.to_numpy(), y.to_numpy())
-    interval = bootstrap_interval(
-        (x, y),
-        lambda left, right: _correlate(word, left, right),
-        unit=value.get("unit", "rows"),
-        generator=np.random.default_rng(seed),
-    )
-    return Measured(of, found, interval, f"Over {len(rows)} {value.get('unit', 'rows')}.")
-
-
 _PLACES = {"largest": "argmax", "smallest": "argmin"}
 
 
 def _column(rows: pd.DataFrame, expression: Any) -> pd.Series:
     found = rows.eval(str(expression))
     return pd.Series(found, index=rows.index).astype(float)
-
-
-def _over(rows: pd.DataFrame, column: pd.Series, over: str | list[str]) -> np.ndarray:
-    """Return the mean of each repetition, (n,); nan where one of its rows is nan."""
-    groups = column.groupby([rows[name] for name in _names(over)], sort=False)
-    return np.asarray(groups.agg(lambda own: own.mean(skipna=False)), dtype=float)
-
-
-def _correlate(word: str, x: np.ndarray, y: np.ndarray) -> float:
-    if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:  # not defined; scipy warns
-        return float("nan")
-    return float((stats.pearsonr if word == "pearson" else stats.spearmanr)(x, y).statistic)
-
-
-def _names(over: str | list[str]) -> list[str]:
-    return [over] if isinstance(over, str) else list(over)
-
-
-def _plural(over: str | list[str]) -> str:
-    return f"{_names(over)[-1]}s"
-
-
-def _listed(samples: np.ndarray, value: Mapping[str, Any], logarithms: bool) -> str:
-    numbers = ", ".join(f"{number:.3g}" for number in (np.exp(samples) if logarithms else samples))
-    return f"By {_names(value['over'])[-1]}: {numbers}."

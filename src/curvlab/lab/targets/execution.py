@@ -201,7 +201,7 @@ def judged(target: Target, computed: Computed) -> list[ClaimResult]:
     if target.claims_file is None:
         return []
     sheet = load_claim_sheet(target.claims_file)
-    results = sheet.judge_values(computed, seed=int(computed.config.get("seed", 0)))
+    results = sheet.judge_values(computed)
     if any("value" not in entry for entry in sheet.entries.values()):
         rest = target.load("judge")(computed, sheet)
         results = sheet.in_order([*results, *rest]) if results else rest

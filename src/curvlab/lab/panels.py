@@ -7,7 +7,7 @@
         panels.frame(left, x="epoch", y="loss (nats)", title=task, log="y")
     panels.legend(figure)
 
-Recipes: `lines`, `log_log`, `traces`, `scatter`, `bars`, `forest`, `heat_map`, `histogram`. What they share:
+Recipes: `lines`, `traces`, `scatter`, `bars`, `forest`, `heat_map`, `histogram`. What they share:
 
     ax, table   where, and of what; `x`, `y`, `value`, `low`, `high`, ... are names of its columns
     by          the column of groups, each with its colour, marker and legend entry; None: all rows are one, whose
@@ -182,35 +182,6 @@ def lines(
             ax.fill_between(mean.index, *ends, color=color, alpha=0.15, linewidth=0, step=paid)
         else:
             plots.seeds_around_mean(ax, own[x], own[y], color=color, least=least)
-
-
-def log_log(
-    ax: Axes,
-    table: pd.DataFrame,
-    *,
-    x: str,
-    y: str,
-    by: str | None = None,
-    styles: Styles = None,
-    label: str = "",
-    **look: Any,
-) -> None:
-    """Draw points on logarithmic axes, and through each group's the least-squares line, its slope in the legend.
-
-    Rows with x or y that is not positive are left out.
-    """
-    for name, own_style, group in _groups(table, by, styles, label):
-        own = group[(group[x] > 0) & (group[y] > 0)]
-        style = {"markersize": 4, "linewidth": 1.2} | own_style | look
-        if own[x].nunique() < 2:
-            ax.plot(own[x], own[y], linestyle="none", label=name, **style)
-            continue
-        slope, offset = np.polyfit(np.log(own[x]), np.log(own[y]), 1)
-        ends = np.array([own[x].min(), own[x].max()], dtype=float)
-        entry = f"{name}: slope {slope:.2f}" if name else f"slope {slope:.2f}"
-        ax.plot(own[x], own[y], label=entry, **style | {"linestyle": "none"})
-        ax.plot(ends, np.exp(offset) * ends**slope, **style | {"marker": "", "linestyle": "--"})
-    frame(ax, log="xy")
 
 
 def traces(

@@ -239,15 +239,6 @@ def test_seeds_are_dots_beside_bars_of_their_t_interval(ax: Axes, seeds: pd.Data
     assert_allclose(bars_of(ax), [[[1, interval.low], [1, interval.high]]])
 
 
-def test_log_log_names_the_slope(ax: Axes) -> None:
-    x = np.array([1.0, 2.0, 4.0, 0.0])
-    table = pd.DataFrame({"n": x, "error": [3 * n**-1.5 if n else -1 for n in x], "kind": "power"})
-    panels.log_log(ax, table, x="n", y="error", by="kind")
-    assert labels(ax) == ["power: slope -1.50"]
-    assert_allclose(ax.lines[1].get_xydata(), [[1, 3], [4, 0.375]])
-    assert ax.get_xscale() == ax.get_yscale() == "log"
-
-
 def test_traces_are_one_line_a_run(ax: Axes, seeds: pd.DataFrame) -> None:
     panels.traces(ax, seeds, x="epoch", y="loss", by="optimizer")
     assert len(ax.lines) == 6

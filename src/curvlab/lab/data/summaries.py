@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -40,28 +40,19 @@ class SummaryCorpus:
 
 def summary_corpus(
     name: str,
-    train: Sequence[DocumentSummary],
-    validation: Sequence[DocumentSummary],
-    test: Sequence[DocumentSummary],
-    *,
-    num_train: Count,
-    num_validation: Count,
-    num_test: Count,
+    pairs: Mapping[str, Sequence[DocumentSummary]],
+    wanted: Mapping[str, Count],
     text: Sequence[str] | None = None,
 ) -> SummaryCorpus:
-    """Return the leading pairs of each part, every run of blanks and line breaks as one space.
+    """Return the leading pairs of train, validation and test, every run of blanks and line breaks as one space.
 
     `text`, one for each training pair, is cut like them; None: the documents of the pairs.
     """
     digest = hashlib.sha256()
     parts = {}
-    for part, pairs, wanted in (
-        ("train", train, num_train),
-        ("validation", validation, num_validation),
-        ("test", test, num_test),
-    ):
-        count = leading(wanted, len(pairs), setting=f"num_{part}", name=name)
-        parts[part] = tuple((_one_line(document), _one_line(summary)) for document, summary in pairs[:count])
+    for part, own in pairs.items():
+        count = leading(wanted[part], len(own), setting=f"num_{part}", name=name)
+        parts[part] = tuple((_one_line(document), _one_line(summary)) for document, summary in own[:count])
         digest.update(f"{count}\n".encode())
         for document, summary in parts[part]:
             digest.update(document.encode() + b"\0" + summary.encode() + b"\0")
@@ -126,15 +117,9 @@ def load_xsum(
         pairs += [(row["document"], row["summary"]) for row in rows]
     shuffled = [pairs[index] for index in fixed_permutation(len(pairs))]
     held_out = NUM_TEST + NUM_VALIDATION
-    return summary_corpus(
-        "xsum",
-        train=shuffled[held_out:],
-        validation=shuffled[NUM_TEST:held_out],
-        test=shuffled[:NUM_TEST],
-        num_train=num_train,
-        num_validation=num_validation,
-        num_test=num_test,
-    )
+    test, validation, train = shuffled[:NUM_TEST], shuffled[NUM_TEST:held_out], shuffled[held_out:]
+    parts = {"train": train, "validation": validation, "test": test}
+    return summary_corpus("xsum", parts, {"train": num_train, "validation": num_validation, "test": num_test})
 
 
 def load_hub_summaries(
@@ -165,18 +150,9 @@ def load_hub_summaries(
 
     with reading_hub(name) as label:
         splits = datasets.load_dataset(name, revision=revision)
-    train, validation, test = (
-        _pairs(splits, part, document, summary, name=name) for part in ("train", "validation", "test")
-    )
-    return summary_corpus(
-        label,
-        train=train,
-        validation=validation,
-        test=test,
-        num_train=num_train,
-        num_validation=num_validation,
-        num_test=num_test,
-    )
+    wanted = {"train": num_train, "validation": num_validation, "test": num_test}
+    parts = {part: _pairs(splits, part, document, summary, name=name) for part in wanted}
+    return summary_corpus(label, parts, wanted)
 
 
 def _pairs(splits: Any, part: str, document: str, summary: str, *, name: str) -> list[DocumentSummary]:
@@ -228,16 +204,10 @@ def load_shortened_documentation(
     def pairs(paragraphs: Sequence[str]) -> list[DocumentSummary]:
         return [_shortened(paragraph, num_words, min_letters) for paragraph in paragraphs]
 
-    return summary_corpus(
-        f"shortened {text.name}",
-        train=pairs(kept),
-        validation=pairs(text.train[VALIDATION_EVERY - 1 :: VALIDATION_EVERY]),
-        test=pairs(text.test),
-        num_train=num_train,
-        num_validation=num_validation,
-        num_test=num_test,
-        text=kept,
-    )
+    validation = pairs(text.train[VALIDATION_EVERY - 1 :: VALIDATION_EVERY])
+    parts = {"train": pairs(kept), "validation": validation, "test": pairs(text.test)}
+    wanted = {"train": num_train, "validation": num_validation, "test": num_test}
+    return summary_corpus(f"shortened {text.name}", parts, wanted, kept)
 
 
 def _shortened(paragraph: str, num_words: int, min_letters: int) -> DocumentSummary:

@@ -127,11 +127,6 @@ class Finding:
         """What was found; the sentences after it say what to do."""
         return re.split(r"(?<=\.) (?=[A-Z])", self.text)[0]
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many of the claims have each verdict."""
-        return dict(Counter(result.verdict for result in self.results.values()))
-
 
 @dataclass(frozen=True)
 class PaperFindings:

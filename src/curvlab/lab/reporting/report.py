@@ -14,7 +14,6 @@ experiments/papers/headlines.yaml goes into the pages: the same results give the
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 import sys
@@ -422,19 +421,17 @@ def build_report(results: str | Path, headlines: Path = HEADLINES, readme: Path 
     return [problem for folder in folders for problem in folder.problems]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Build the report; print where it is, and every damaged file to stderr."""
-    parser = argparse.ArgumentParser(description="write the pages of results, in Markdown")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of the results")
-    options = parser.parse_args(arguments)
+def main(results: Path = Path("results")) -> int:
+    """Build the report; print where it is, and every damaged file to stderr; return the exit status."""
+    own = results.resolve() == ROOT / "results"  # of this checkout: its README tells of them, too
     try:
-        own = options.results.resolve() == ROOT / "results"  # of this checkout: its README tells of them, too
-        problems = build_report(options.results, readme=ROOT / "README.md" if own else None)
+        problems = build_report(results, readme=ROOT / "README.md" if own else None)
     except (FileNotFoundError, ValueError) as error:
-        parser.error(str(error))
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     for problem in problems:
         print(f"warning: {problem}", file=sys.stderr)
-    print(f"{(options.results / 'README.md').as_posix()}, with a page for each paper")
+    print(f"{(results / 'README.md').as_posix()}, with a page for each paper")
     return 0
 
 

@@ -192,9 +192,10 @@ def plain(value: Any, *, where: str = "config", tensors: bool = False) -> Any:
         }
     if isinstance(value, list | tuple):
         return [plain(own, where=f"{where}[{index}]", tensors=tensors) for index, own in enumerate(value)]
-    allowed = "use numbers, strings, lists and mappings of them (of a tensor, name what it was made from)."
+    allowed = "use numbers, strings, lists and mappings of them (of a tensor or an array, name its origin)."
     if tensors:
-        allowed = "a unit returns tensors, numbers, strings, and lists and dicts of them (.tolist() for a column)."
+        allowed = "a unit returns tensors, numbers, strings, and lists and dicts of them "
+        allowed += "(torch.from_numpy for an array, .tolist() for a column)."
     raise TypeError(f"{where} is a {type(value).__name__}; {allowed}")
 
 

@@ -59,7 +59,7 @@ def test_tables_agree_with_each_other(smoke_result) -> None:
 @pytest.mark.parametrize(
     ("task", "out_of_reach", "figures"),
     [
-        ("mlp_8_digits_200", {"recipe-converges", "importance-converges"}, "figure figure_more"),
+        ("mlp_8_digits_200", {"recipe-converges-all", "importance-converges-all"}, "figure figure_more"),
         ("mlp_8_digits_200_overfitted", {f"{name}-batch-sizes" for name in PANELS}, ""),
     ],
 )

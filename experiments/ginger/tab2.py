@@ -230,7 +230,7 @@ def _slope(claim: Claim, table: pd.DataFrame) -> ClaimResult:
 
 
 def _correlation(claim: Claim, table: pd.DataFrame) -> ClaimResult:
-    own = table[(table.racer != ABLATION) & table.train_perplexity.notna()]
+    own = _papers_four(table[table.train_perplexity.notna()])
     by_seed = own.groupby("seed")
     found = np.array([stats.spearman(of_seed.train_perplexity, of_seed.rouge) for _, of_seed in by_seed])
     found = found[~np.isnan(found)]

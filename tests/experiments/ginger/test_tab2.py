@@ -79,6 +79,18 @@ def test_rules_of_the_claims(verdicts_of, table: pd.DataFrame, claim: str, verdi
     assert verdicts_of("ginger/tab2", tables, task="t5")[claim] == verdict
 
 
+def test_rows_of_our_own_take_no_part_in_the_papers_correlation(verdicts_of) -> None:
+    table = rows()
+    ours = [
+        table[table.racer == "qng"].assign(
+            racer=f"ginger_{place}", rouge=90.0 + place, train_perplexity=99.0 + place
+        )
+        for place in range(9)  # with them a higher perplexity has the better score
+    ]
+    tables = {"table": pd.concat([table, *ours]), "paper": table_2()}
+    assert verdicts_of("ginger/tab2", tables, task="t5")["perplexity-and-rouge-full"] == "reproduced"
+
+
 def test_the_printed_table_is_complete() -> None:
     table = table_2()
     assert table.groupby("weights").size().to_dict() == {"full": 14, "lora": 14}

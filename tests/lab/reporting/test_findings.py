@@ -127,11 +127,11 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
     claims = {name: each for paper in committed for own in paper.findings for name, each in own.results.items()}
     hessian = [each for name, each in claims.items() if name.startswith("pbrf/tab7/own-length-")]
     assert [each.claim.criterion.holds([each.value]) for each in hessian] == [False, True]
-    assert "With the Hessian that is shown on Energy, not on Concrete" in told
+    assert "With the Hessian that is shown on Energy (open at `laptop`), not on Concrete" in told
     stages = [each for name, each in claims.items() if re.match("pbrf/tab8/(slow-)?two-stages-", name)]
     assert [each.weighed for each in stages].count(DIRECTION_ONLY) == 1  # Energy, at the PBRF's rate
     assert all(each.interval.low < 0 for each in stages if each.weighed != DIRECTION_ONLY)
-    assert "On Concrete, or at the base run's rate, no correlation is shown." in told
+    assert "On Concrete, or on Energy at the base run's rate, none is shown." in told
     energy = claims["pbrf/tab5/answers-another-question-mlp-128-128-energy"]
     assert energy.value < float(energy.claim.words["zero"]) < 1.2 * energy.value
     assert "predicting no change would look about as good there" in told
@@ -187,7 +187,7 @@ SIZES = {  # what is said without a number, and what it stands on
     "fewer once the network has fitted them": "fig6/influence-finds-most-mlp-128-128-mnist-600-overfitted"
     " < fig6/influence-finds-most-mlp-128-128-mnist-600 - 0.1",
     "from the trained weights no better": "tab6/warm-mlp-128-128-energy < tab6/cold-mlp-128-128-energy + 0.1",
-    "With all weights tuned Ginger's ROUGE": "tab2/ginger-above-qng-full-t5-32-documentation < 0",
+    "With all weights trained, tuned Ginger's ROUGE": "tab2/ginger-above-qng-full-t5-32-documentation < 0",
     "published Ginger is above Adam with LoRA only": "tab2/published-above-adam-full-t5-32-documentation < 0"
     " < tab2/published-above-adam-lora-t5-32-documentation",
     "those of LiSSA not at all": "abs(appg/step-independent-of-n-mlp-128-128-mnist-6000) < 0.01",

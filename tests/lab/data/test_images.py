@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import shutil
 import socket
 from functools import partial
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import hydra
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -283,6 +285,24 @@ def test_nothing_is_downloaded_when_all_is_there(mnist_root: Path, monkeypatch: 
     (mnist_root / FILE).unlink()
     with pytest.raises(DataNotFoundError, match=r"looked for '.*t10k-labels-idx1-ubyte'.*although the files"):
         load_mnist(mnist_root)
+
+
+def test_labels_of_cifar_that_are_no_numbers_are_damage(tmp_path: Path) -> None:
+    picture = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(picture, "PNG")
+    (tmp_path / "cifar10" / "data").mkdir(parents=True)
+
+    def write(part: str, labels: list[object]) -> None:
+        images = [{"bytes": picture.getvalue(), "path": None}] * len(labels)
+        path = tmp_path / "cifar10" / "data" / f"{part}-00000-of-00001.parquet"
+        pyarrow.parquet.write_table(pyarrow.table({"img": images, "label": labels}), path)
+
+    for part, labels in (("train", [3, 1, 2]), ("test", [9])):
+        write(part, labels)
+    assert load_cifar10(tmp_path, num_train=2).train.tensors[1].tolist() == [3, 1]
+    for labels in ([3, None, 2], ["cat", "dog"], [3, 10]):
+        write("train", labels)
+        refuses(r"train-00000-of-00001.parquet' is damaged", load_cifar10, tmp_path, error=DamagedDataError)
 
 
 # ------------------------------------------------------------------------------------ published files

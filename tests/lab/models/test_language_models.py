@@ -245,6 +245,11 @@ def test_unreadable_or_unsafe_files_are_refused(tmp_path: Path) -> None:
     refuses(r"own.th' is no readable checkpoint", load_weights, model, path)
     torch.save(torch.zeros(3), path)
     refuses(r"own.th' holds a Tensor, not a state dict", load_weights, model, path)
+    for content, word in (({"epoch": 3, "model": source.state_dict()}, "epoch"), ({"model": {}}, "model")):
+        torch.save(content, path)  # of a training that keeps more than the weights
+        refuses(rf"own.th' holds no state dict: {word} is no tensor", load_weights, model, path)
+    torch.save({"state_dict": None}, path)
+    refuses(r"own.th' holds a NoneType, not a state dict", load_weights, model, path)
 
 
 def test_what_does_not_fit_or_is_damaged_is_refused_before_anything_is_copied(tmp_path: Path) -> None:

@@ -224,6 +224,21 @@ def test_a_number_that_the_paper_does_not_state_is_refused(tmp_path: Path) -> No
         refuses(text, find, read_results(ROOT / "results"), path)
 
 
+def test_a_headline_that_no_preset_has_judged_is_out_of_reach_and_counts_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "headlines.yaml"
+    headline = {"says": "a", "claims": ["tab5/none"], "shown": "tab5/none", "short": "b", "finding": "c"}
+    told = {
+        "says": "",
+        "found": "",
+        "picture": "",
+        "headlines": [headline | {"per": "1e-3"}],
+    }  # as YAML reads 1e-3
+    path.write_text(yaml.safe_dump({"pbrf": told}))
+    (story,) = papers = find(read_results(ROOT / "results"), path)
+    assert (story.findings[0].verdict, story.findings[0].headline.per) == ("out of reach", 1e-3)
+    assert "out of reach" in {words.get_text() for words in forest(papers, {}).axes[0].texts}
+
+
 def test_the_picture_and_the_readme_are_those_of_the_results(committed, tmp_path: Path) -> None:
     picture = forest(committed, {})
     plots.write_png(picture, tmp_path / "findings.png")  # fonts may differ: not compared by bytes

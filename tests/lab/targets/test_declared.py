@@ -19,6 +19,7 @@ from curvlab.lab import Computed, Target, all_targets, load_config, run_target, 
 from curvlab.lab.claims import load_claims
 from curvlab.lab.runs.record import Commit, read_record, write_record
 from curvlab.lab.tables import as_written, read_table
+from curvlab.lab.targets import execution
 from curvlab.lab.targets.command import main
 from curvlab.lab.targets.execution import curves_of, draw_again, judge_again
 from curvlab.lab.targets.settings import MISSING, ours, settings_beside_the_paper
@@ -312,6 +313,17 @@ def test_a_result_that_comes_out_as_published_is_left_as_it_was(
     if change is None:
         run_target(target, load_config(target, ["tracker=none", "progress=false", "force=true", *folders]))
         assert (folder / "run.json").read_bytes() != before["run.json"]
+
+
+def test_tables_that_differ_by_more_than_rounding_are_not_judged_by_the_old_config(
+    as_published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code that made them may ask for keys that the old config lacks."""
+    monkeypatch.setattr(execution, "judged", lambda target, computed: pytest.fail("judged"))
+    target, published_tables = all_targets()[KEY], Computed.of(as_published)
+    new = {**published_tables, "table": published_tables["table"].assign(more=1.0)}
+    (line,) = execution.changes_of_published(target, as_published, new, load_config(target, []))
+    assert "more" in line
 
 
 def test_curves_are_means_by_task_and_label(computed_of: Callable[..., Computed]) -> None:

@@ -277,8 +277,8 @@ def _read_parquet(
         try:
             table = pyarrow.parquet.read_table(shard)
             records += [(shard, row, record) for row, record in enumerate(table["img"].to_pylist())]
-            labels += table[label].to_pylist()
-        except (pyarrow.ArrowException, OSError, KeyError) as error:
+            labels += map(int, table[label].to_pylist())
+        except (pyarrow.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
             raise damaged(shard, error) from error
     count = leading(wanted, len(labels), setting=f"num_{part}", name=name)
     classes = np.array(labels[:count], dtype=np.int64)

@@ -288,9 +288,14 @@ def load_weights(model: nn.Module, path: Path, *, url: str | None = None) -> Non
         checkpoint: Any = torch.load(path, weights_only=True, map_location="cpu")
     except (RuntimeError, EOFError, pickle.UnpicklingError, KeyError, ValueError) as error:
         raise ValueError(f"'{path}' is no readable checkpoint ({line_of(error)}): copy it anew") from error
-    if not isinstance(checkpoint, dict):
-        raise ValueError(f"'{path}' holds a {type(checkpoint).__name__}, not a state dict: copy it anew")
-    weights = checkpoint.get("state_dict", checkpoint)
+    weights = checkpoint.get("state_dict", checkpoint) if isinstance(checkpoint, dict) else checkpoint
+    if not isinstance(weights, dict):
+        raise ValueError(f"'{path}' holds a {type(weights).__name__}, not a state dict: copy it anew")
+    other = next((key for key, value in weights.items() if not isinstance(value, Tensor)), None)
+    if other is not None:
+        raise ValueError(
+            f"'{path}' holds no state dict: {other} is no tensor. Save the model's state_dict() there."
+        )
     weights = {key.removeprefix("module."): value for key, value in weights.items()}
     own = model.state_dict()
     # num_batches_tracked is missing in checkpoints from before torch 0.4.1, and changes nothing.

@@ -200,8 +200,9 @@ def _headline(paper: str, entry: Mapping[str, Any]) -> Headline:
     stated = entry.get("number", [])
     numbers = tuple(float(each) for each in (stated if isinstance(stated, list) else [stated]))
     claims = tuple(_whole(paper, claim) for claim in entry["claims"])
-    places = {"claims": claims, "shown": _whole(paper, entry["shown"]), "number": numbers}
-    return Headline(paper=paper, **{**entry, **places})  # a TypeError names a key that it lacks, or has too much
+    read: dict[str, Any] = {"claims": claims, "shown": _whole(paper, entry["shown"]), "number": numbers}
+    read["per"] = float(entry.get("per", 1))  # YAML reads 1e-3 as text
+    return Headline(paper=paper, **{**entry, **read})  # a TypeError names a key that it lacks, or has too much
 
 
 def _find(

@@ -104,11 +104,11 @@ def _draw_headline(axes: Axes, top: float, finding: Finding) -> None:
     axes.text(9, top + 6, finding.headline.says, fontsize=9, va="center")
     verdicts = [result.weighed for result in finding.results.values()]
     counts = {words: sum(map(verdicts.count, which)) for words, which in _COUNTED.items()}
-    verdict = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
+    counted = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
     axes.text(
         _WIDTH - 4,
         top + 6,
-        f"{finding.verdict}: {verdict}",
+        f"{finding.verdict}: {counted}" if counted else finding.verdict,
         fontsize=8.5,
         weight="bold",
         color=color,

@@ -107,8 +107,9 @@ def changes_of_published(
     }
     old, new = ({name: of[name] for name in compared(target, of)} for of in (before, written))
     if lines := list(other_tables(old, new)):
-        judged_again = judged(target, replace(before, given=written))
-        lines = list(other_tables(old, new, rtol=ROUNDING)) or [*fallen(target, load_claims(folder), judged_again)]
+        lines = list(other_tables(old, new, rtol=ROUNDING))
+        # Of other tables the old config may not be what judges them.
+        lines = lines or [*fallen(target, load_claims(folder), judged(target, replace(before, given=written)))]
     now = {"title": target.title, "settings": _settings(target, cfg, before)}
     return lines + [f"other {name}" for name, value in now.items() if record[name] != value]
 

@@ -171,7 +171,7 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
 
 
 SIZES = {  # what is said without a number, and what it stands on
-    "with the paper's two, LiSSA hardly ever converges there": "fig1/recipe-converges-mlp-8-tanh-cifar10 < 0.1",
+    "with the paper's two, LiSSA hardly converges there": "fig1/recipe-converges-mlp-8-tanh-cifar10 < 0.1",
     "hardly on a CIFAR MLP that converged": "abs(fig1/agreement-mlp-8-tanh-cifar10) < 0.1",
     "a rewording stands out more from them": "fig3/stands-out-more > 3",
     "far less when solved to the end": "tab6/exact-mlp-128-128-energy < tab6/own-length-mlp-128-128-energy - 0.3",
@@ -184,7 +184,7 @@ SIZES = {  # what is said without a number, and what it stands on
     "at the base run's rate still less with them": "tab8/below-pbrf-mlp-128-128-energy"
     " > tab8/slow-below-pbrf-mlp-128-128-energy + 0.1",
     "on Energy; solved exactly, hardly": "abs(tab7/exact-mlp-128-128-energy) < 0.1",
-    "fewer once the network has fitted them": "fig6/influence-finds-most-mlp-128-128-mnist-600-overfitted"
+    "fewer once they are fitted": "fig6/influence-finds-most-mlp-128-128-mnist-600-overfitted"
     " < fig6/influence-finds-most-mlp-128-128-mnist-600 - 0.1",
     "from the trained weights no better": "tab6/warm-mlp-128-128-energy < tab6/cold-mlp-128-128-energy + 0.1",
     "With all weights trained, tuned Ginger's ROUGE": "tab2/ginger-above-qng-full-t5-32-documentation < 0",

@@ -334,7 +334,7 @@ def test_error_over_runs_is_that_of_simulated_runs(paired: bool) -> None:
     panels = (runs + np.roll(runs, -1, axis=1)) / 2 if paired else runs
     true = panels.mean(1).std()
     found = []
-    for row in panels[:120]:
+    for row in panels[:300]:
         own = pd.DataFrame({"position": 0, "seed": range(5), "x": row})
         how = {"paired": paired, "generator": generator, "within": (-9, 9)}
         value, interval = over_runs(own, "x", lambda v: float(v.mean()), **how)

@@ -241,7 +241,9 @@ def nearest(table: pd.DataFrame) -> pd.DataFrame:
     return own.loc[order.index[:MOST]]
 
 
-def gap_figure(table: pd.DataFrame, columns: int, height: float, more: pd.DataFrame | None = None) -> Figure:
+def gap_figure(
+    table: pd.DataFrame, columns: int, height: float, more: pd.DataFrame | None = None, *, solver: str = ""
+) -> Figure:
     """Return a panel for each row of `table`: its gaps, what influence moves, and the rows of `more`.
 
     Args:
@@ -249,11 +251,12 @@ def gap_figure(table: pd.DataFrame, columns: int, height: float, more: pd.DataFr
         columns: panels side by side.
         height: of a panel, inches.
         more: task, name, value, low and high of what is drawn below the gaps.
+        solver: of which solution the solver error is, where `more` has others'.
     """
     columns = min(columns, len(table))
     figure, axes = plots.figure(math.ceil(len(table) / columns), columns, panel_size=(7.8 / columns, height))
     for ax, (_, row) in zip(axes.flat, table.iterrows(), strict=False):
-        shown = pd.DataFrame(_sizes(row))
+        shown = pd.DataFrame(_sizes(row, solver))
         if more is not None:
             shown = pd.concat([shown, more[more.task == row.task]], ignore_index=True)
         smallest = shown[["value", "paper"]].where(lambda sizes: sizes > 0).min().min()
@@ -270,13 +273,20 @@ def gap_figure(table: pd.DataFrame, columns: int, height: float, more: pd.DataFr
     return figure
 
 
-def _sizes(row: pd.Series) -> list[dict[str, Any]]:
+def _sizes(row: pd.Series, solver: str) -> list[dict[str, Any]]:
     rows = [{"name": "influence moves outputs by", "value": row.moved}]
     for gap in GAPS:
         ends = {end: row[f"{gap} per_example {end}"] for end in ("low", "high")}
         paper = max(row.get(f"{gap} paper mean", np.nan), SMALLEST)
-        by = ", by LiSSA" if gap == "solver" and row.get("estimate") == LISSA else ""
-        rows.append({"name": LABELS[gap] + by, "value": row[f"{gap} per_example mean"], "paper": paper} | ends)
+        of = ", by LiSSA" if row.get("estimate") == LISSA else solver
+        rows.append(
+            {
+                "name": LABELS[gap] + (of if gap == "solver" else ""),
+                "value": row[f"{gap} per_example mean"],
+                "paper": paper,
+            }
+            | ends
+        )
     return [{"curvlab": "curvlab", "low": np.nan, "high": np.nan, "paper": np.nan} | each for each in rows]
 
 

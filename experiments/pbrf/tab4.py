@@ -195,9 +195,10 @@ def draw(computed: Computed) -> dict[str, Figure]:
     solver["scale"] = pd.to_numeric(solver.estimate.str.extract(r"σ = (\d+)")[0])
     solver["matrix"] = solver.curvature.map(MATRICES)
     more, table = pd.DataFrame(_others(solver)), _by_lissa(table, curvatures)
+    own = f", exact, {MATRICES['hessian']}"
     return {
-        "figure.png": five_gaps.gap_figure(five_gaps.nearest(table), five_gaps.MOST, 4.4, more),
-        "figure_more.png": five_gaps.gap_figure(table, 2, 3.0, more),
+        "figure.png": five_gaps.gap_figure(five_gaps.nearest(table), five_gaps.MOST, 4.4, more, solver=own),
+        "figure_more.png": five_gaps.gap_figure(table, 2, 3.0, more, solver=own),
     }
 
 

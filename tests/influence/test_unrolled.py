@@ -15,12 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from curvlab.influence import (
-    SegmentResponse,
-    UnrolledResponse,
-    segment_response,
-    unrolled_response,
-)
+from curvlab.influence import SegmentResponse, UnrolledResponse, segment_response, unrolled_response
 from curvlab.training import SGDRule, TrainingRun, train
 from tests.refusals import refuses
 

@@ -231,7 +231,8 @@ def test_models_that_cannot_be_factored(model: nn.Module, message: str) -> None:
 
 
 def test_needs_a_model_and_damping() -> None:
-    text, other = r"needs GaussNewtonOperator.*got DenseOperator, Id", DenseOperator(torch.eye(3)) + 1.0 * identity
+    other = DenseOperator(torch.eye(3)) + EKFAC_DAMPING * identity
+    text = r"needs GaussNewtonOperator.*got DenseOperator, IdentityOperator"
     refuses(text, Ekfac().build, other, error=TypeError)
     model = nn.Linear(3, 2)
     op = GaussNewtonOperator(model, nn.CrossEntropyLoss(), (torch.ones(2, 3), torch.zeros(2, dtype=torch.long)))

@@ -122,7 +122,8 @@ def test_fig4_compares_ngd_with_sgd(judge, branch: str, unscaled: str) -> None:
     assert ("update-norm-steady-rescaled" in found) == (branch == "ngd")
     # From the weights every curve rises by one more for each epoch.
     assert found["llc-rises-raw"].value == pytest.approx(found["llc-rises"].value + 1)
-    assert found["llc-rises-raw"].claim.measure.startswith("slope of the least-squares line of the LLC from the w")
+    measure = found["llc-rises-raw"].claim.measure
+    assert measure.startswith("slope of the least-squares line of the LLC from the weights")
     # NGD's LLC is lower by 1 in the end; its steps are longer than SGD's by more than 30 %.
     assert found["direction-not-length"].verdict == "out of reach"
     assert "1.7" in found["direction-not-length"].explanation

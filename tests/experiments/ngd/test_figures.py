@@ -142,9 +142,8 @@ def rows(slope: float, *, epsilon_slope: float = -1.0, lost: int = 0) -> pd.Data
 def test_fig3_verdicts(judge, table: pd.DataFrame, expected: list[str]) -> None:
     results = judge(table)
     assert [result.verdict for name, result in results.items() if "-raw" not in name] == expected
-    assert [result.verdict for name, result in results.items() if "-raw" in name] == expected[
-        :6
-    ]  # lower by 2, all
+    raw = [result.verdict for name, result in results.items() if "-raw" in name]
+    assert raw == expected[:6]  # lower by 2, all
 
 
 def test_a_rise_over_part_of_the_sweep_is_named(judge) -> None:

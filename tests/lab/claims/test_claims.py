@@ -191,12 +191,14 @@ def test_explanation_states_what_was_measured_and_why() -> None:
 
 
 def test_refuses_what_has_no_explanation_no_interval_or_another_verdict() -> None:
-    stated = claim(**LOWER)
+    stated, middle = claim(**LOWER), between(0.4, 0.6)
     # asked for before the verdict is known
-    refuses("say in if_not_reproduced what explains", judge, stated, 1.0, between(1, 1), if_not_reproduced="")
+    text = "say in if_not_reproduced what explains a failure"
+    refuses(text, judge, stated, 1.0, between(1, 1), if_not_reproduced="")
     refuses(r"value without an interval; use t_interval", judge, stated, 1.0, None, if_not_reproduced="why")
-    refuses("does not follow from its value and int", ClaimResult, stated, 0.5, between(0.4, 0.6), "reproduced")
-    refuses("'maybe' is not one of", ClaimResult, stated, 0.5, between(0.4, 0.6), "maybe", "why")
+    text = "does not follow from its value and interval; let judge"
+    refuses(text, ClaimResult, stated, 0.5, middle, "reproduced")
+    refuses("'maybe' is not one of", ClaimResult, stated, 0.5, middle, "maybe", "why")
     no_source = {"paper_value": None, "measure": "Pearson", "criterion": stated.criterion}
     refuses("needs a source; a reader must be able to check it", Claim, "c", "LiSSA agrees.", "", **no_source)
 
@@ -298,9 +300,8 @@ def test_damaged_file_is_named_with_the_command(folder: Path, damage: object) ->
     save_claims(folder, some_results())
     path = folder / "claims.json"
     path.write_text(damage(path.read_text()))
-    refuses(
-        r"fig1/laptop/claims\.json is damaged .*run `make lissa-fig1 PRESET=laptop` again", load_claims, folder
-    )
+    text = r"lissa/fig1/laptop/claims\.json is damaged .*run `make lissa-fig1 PRESET=laptop` again"
+    refuses(text, load_claims, folder)
 
 
 def test_binary_and_missing_files_are_named_with_the_command(

@@ -177,8 +177,9 @@ def test_unstorable_payload_is_refused_by_name(tmp_path: Path, payload: Any, tex
 
 
 def test_names_stay_inside_the_store_and_an_unusable_root_names_the_setting(tmp_path: Path) -> None:
+    compute, text = Store(tmp_path).get_or_compute, "has an empty part; name it like 'lissa/scores'"
     for name in ("", "a//b", "../outside", "/etc"):
-        refuses("has an empty part; name it like 'lissa/sc", Store(tmp_path).get_or_compute, name, CONFIG, dict)
+        refuses(text, compute, name, CONFIG, dict)
     (tmp_path / "file").write_text("")
     compute = Store(tmp_path / "file").get_or_compute
     text = r"cannot write to the store .*choose another folder with store\.root="

@@ -277,7 +277,7 @@ def _sizes(row: pd.Series, solver: str) -> list[dict[str, Any]]:
     rows = [{"name": "influence moves outputs by", "value": row.moved}]
     for gap in GAPS:
         ends = {end: row[f"{gap} per_example {end}"] for end in ("low", "high")}
-        paper = max(row.get(f"{gap} paper mean", np.nan), SMALLEST)
+        paper = np.maximum(row.get(f"{gap} paper mean", np.nan), SMALLEST)
         of = ", by LiSSA" if row.get("estimate") == LISSA else solver
         rows.append(
             {

@@ -345,7 +345,8 @@ class _Board:
         """Return what each method's scores of one network took, all dampings of its grid, and the retrainings."""
         done = [row for row in self.scored if row.predicted is not None]
         of_bank = self.bank.recipe["seconds"]
-        training = float(np.mean([trained.seconds for trained in self.trained]))
+        # One training prices all rows of a task, those that are kept, too.
+        training = self.kept.training() if self.kept else float(np.mean([own.seconds for own in self.trained]))
         grids = {row.name: [own.seconds for own in done if own.name == row.name] for row in done}
         grids |= {f"{len(self.bank.subsets)} subsets, {what}": [np.mean(of_bank[what])] for what in PROTOCOLS}
         rows: list[dict[str, Any]] = [

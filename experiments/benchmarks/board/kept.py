@@ -37,6 +37,11 @@ class Kept:
         own = self.tables["cost"].query("method == @method").drop(columns="task")
         return dict(own.iloc[0]) if len(own) else None
 
+    def training(self) -> float:
+        """Return the seconds of a training that the published prices are counted in."""
+        timed = self.tables["cost"].query("seconds > 0 and trainings > 0")
+        return float((timed.seconds / timed.trainings).iloc[0])
+
     def has(self, method: str, num_dampings: int) -> bool:
         """Whether the method was scored at so many dampings."""
         cost = self.cost(method)

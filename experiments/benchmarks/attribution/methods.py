@@ -122,11 +122,12 @@ def own_scores(network: Network, trained: Trained) -> Iterator[Method]:
 
 
 def grid_of(settings: DictConfig, option: str) -> list[float]:
-    """Return the values of an option: the dampings of every EK-FAC, or of TRAK the ridge, in a unit of its own.
+    """Return what an option takes: the dampings of every EK-FAC, or the ridges of TRAK, in a unit of their own.
 
-    EK-FAC's may go on where exact influence would take long.
+    Of EK-FAC there may be others than of exact influence, which takes longer at a small one.
     """
-    return list(settings.ridges if option == "lambda_reg" else settings.ekfac_dampings or settings.dampings)
+    grids = {"damping": settings.ekfac_dampings or settings.dampings, "lambda_reg": settings.get("ridges")}
+    return list(grids[option])
 
 
 def _bregman(network: Network, trained: Trained, subsets: Tensor) -> Iterator[Method]:

@@ -63,8 +63,9 @@ def in_bytes(number: float) -> str:
 
 def _published(target: Target, preset: str) -> Iterator[str]:
     """Yield what each published preset took, and of `preset` its units."""
-    for name in (each for each in PRESETS if published_record(target, each)):
-        record = published_record(target, name)
+    for name in PRESETS:
+        if not (record := published_record(target, name)):
+            continue
         took = f"{record['unit_seconds']:,.0f} s of CPU time, {record['num_matvecs']:,} products"
         yield f"published, {name}: {took} ({record['device']})"
         for unit in record["units"] if name == preset else ():

@@ -390,7 +390,7 @@ AXES = {
     "removed": "fraction of the training set removed",
 }
 LINEAR = ("depth", "removed")
-STYLES = panels.styles_of([LABELS[gap] for gap in ("proximity", "linearisation", *GAPS)])  # its title's are dark
+STYLES = panels.styles_of([LABELS[gap] for gap in ("proximity", "linearisation", *GAPS)])  # darkest first
 HEADLINE = ("damping", "removed")
 
 

@@ -57,11 +57,10 @@ def compute(
     `best`: LDS of each method at its best damping, by each column; how far behind the column's best, paired, with
     what is as good; and whether that damping is the lowest or highest of its grid. `table`: the same without the
     comparison, and influence at every damping, Bayesian influence without each of its chains, and why a method has
-    no scores. `differences`: of two methods, paired. `cost`: of
-    each method, in trainings. `residuals`: LDS against what the solve leaves; `fractions`: against the size of the
-    subsets; both for tasks that ask. `ranks`, `residual_ranks`, `fraction_ranks`: where every row of these puts
-    each half, by network and query: all that an LDS is made of, with a bank; of subsets of other sizes the
-    measured ranks, too.
+    no scores. `differences`: of two methods, paired. `cost`: of each method, in trainings. `residuals`: LDS
+    against what the solve leaves; `fractions`: against the size of the subsets; both for tasks that ask. `ranks`,
+    `residual_ranks`, `fraction_ranks`: where every row of these puts each half, by network and query: all that an
+    LDS is made of, with a bank; of subsets of other sizes the measured ranks, too.
     """
     found: dict[str, list[pd.DataFrame]] = {}
     for name, settings in task_settings(cfg).items():

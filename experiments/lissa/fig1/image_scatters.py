@@ -77,7 +77,7 @@ def grid(
             # In the corner that y = x leaves free.
             image, inset = shown.images[place], ax.inset_axes((0.02, 0.7, 0.28, 0.28))
             stretched = (image - image.min()) / (np.ptp(image) or 1.0)
-            inset.imshow(stretched, cmap="gray", vmin=0, vmax=1, interpolation="nearest")  # colours have no map
+            inset.imshow(stretched, cmap="gray", vmin=0, vmax=1, interpolation="nearest")  # RGB ignores cmap
             inset.set_axis_off()
         row[0].set_ylabel(label, fontsize=8.5)
     figure.supxlabel(note, fontsize=8.5)

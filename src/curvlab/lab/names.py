@@ -13,8 +13,8 @@ from matplotlib.text import Text
 from curvlab.lab.reporting.plots import MARKERS, shades
 
 # Colour is of methods: what has a hue in a figure is a method, in all figures the same one. Names are as `_plain`
-# writes them; one that begins with a method's ("ginger, never clipped") is a variant of it. The first ten are of
-# Okabe & Ito (2008) without their yellow, which is too pale on white, and of Tol's muted scheme.
+# writes them; one that begins with a method's ("ginger, never clipped") is a variant of it. Of the first ten
+# all but magenta are of Okabe & Ito (2008), without their yellow, too pale on white, and of Tol's muted scheme.
 _METHODS: Mapping[str, tuple[str, ...]] = {
     "#0072B2": ("sgd", "momentum", "gradient descent"),
     "#D55E00": ("ngd",),

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 Task: TypeAlias = Literal["classification", "binary", "regression"]
-# Of every loader: the data root (of sets that need no files ignored), and how many leading examples of each part
-# to keep; None: all that there are.
+# What every loader takes: see `curvlab.lab.data`.
 Root: TypeAlias = str | Path
 Count: TypeAlias = int | None
 

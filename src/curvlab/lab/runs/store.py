@@ -170,10 +170,12 @@ def _header(path: Path) -> str:
 
 # ------------------------------------------------------------------------------------ keys
 def plain(value: Any, *, where: str = "config", tensors: bool = False) -> Any:
-    """Return `value` as dicts, lists, numbers and strings, with interpolations resolved; `tensors` on the CPU.
+    """Return `value` as dicts, lists, numbers and strings, with interpolations resolved.
+
+    With `tensors` they may be among them, and come on the CPU; without, their text is no exact key.
 
     Raises:
-        TypeError: for anything else, tensors included: their text is no exact key. `where` names the place.
+        TypeError: for anything else. `where` names the place.
     """
     if isinstance(value, DictConfig | ListConfig):
         value = OmegaConf.to_container(value, resolve=True)

@@ -130,4 +130,5 @@ def draw_what_works(
         axes[-1].set_ylim(0, 1.03)
         panels.frame(axes[-1], x="step", title=f"share of entries at the clip (τ = {rank})", log="x", size=9)
         axes[-1].legend(fontsize=7)
+    figure.supxlabel("differences: mean over seeds, 95 % t interval", fontsize=8)
     return figure

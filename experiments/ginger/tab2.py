@@ -315,7 +315,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
     logarithm = table.assign(logarithm=np.log(table.train_perplexity))
     labels = {"logarithm": "log of training perplexity / momentum's", "rouge": "ROUGE less momentum's (points)"}
     rank = int(computed.config["tuned_rank"])
-    works = draw_what_works(logarithm, computed["clipped"], labels, by="weights", rank=rank)
+    named, clipped = (of.assign(weights=of.weights.replace(HALVES)) for of in (logarithm, computed["clipped"]))
+    works = draw_what_works(named, clipped, labels, by="weights", rank=rank)
     return figures | {"figure_more.png": works}
 
 

@@ -260,7 +260,8 @@ def _told(row: Mapping[Any, Any]) -> str:
 # ------------------------------------------------------------------------------------ draw
 STYLES = panels.styles_of(("SGD", "NGD"))
 NOTE = (
-    "mean over seeds, band: 95 % t interval (of three or more); hollow: not valid, or not for every seed\n"
+    "mean over seeds, band: 95 % t interval (of three or more)\n"
+    "hollow: not valid, or not for every seed\n"
     f"dotted: smallest validation loss, median of the seeds; {plots.COUNTS_NOTE}"
 )
 

@@ -318,7 +318,8 @@ def _left_open(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str,
         *markdown((f"the papers' own claims at `{OPEN_AT}`", *OPEN), rows, "|---|" + "---:|" * len(OPEN)),
         "",
         "*Measured without power* and *not measured* are claims that were not asked.",
-        "Without power means: fewer than three seeds, or undecided, as the spread of the run's own first two seeds had said; a headline counts these as undecided.",
+        "Without power means: fewer than three seeds, or undecided, as the spread of the run's own",
+        "first two seeds had said; a headline counts these as undecided.",
         "",
     ]
 

@@ -338,7 +338,7 @@ def draw_paths(table: pd.DataFrame, quantities: Mapping[str, str]) -> Figure:
             panels.frame(ax, x="validation loss (nats)", y=label)
             ax.margins(x=0.15, y=0.15)
         axes[0].set_title(task, loc="left")
-    panels.legend(figure, title="means over seeds of every estimate, valid or not; numbers: first and last epoch")
+    panels.legend(figure, title="means over seeds of every estimate, valid or not\nnumbers: first and last epoch")
     return figure
 
 

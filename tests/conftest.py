@@ -90,6 +90,8 @@ def smoke_scale() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
+        if importlib.util.find_spec("wandb"):  # its hooks on imports fail in a fork
+            patch.setattr("wandb.sdk.lib.telemetry.list_telemetry_imports", lambda **_: set())
         fork = multiprocessing.get_context("fork")
         patch.setattr(multiprocessing, "get_context", lambda method=None: fork)
         patch.setattr("matplotlib.layout_engine.ConstrainedLayoutEngine.execute", lambda self, figure: None)

@@ -21,7 +21,7 @@ does.
 
 Networks without `training` have random weights: their costs are those of a trained one, their numbers of steps
 need not be, and `length` stands for the ηT of a run. Scores, agreement and residuals say nothing about
-retraining here.
+retraining here. Claims count products; seconds are shown.
 
 Note of 2026-11-27: block conjugate gradients take longer than their forecast, the more the busier the machine:
 vectors of this length share the memory's bandwidth with others. Steps, products and residuals do not depend on
@@ -255,13 +255,15 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     for task, own in table.groupby("task", sort=False):
         by = own.set_index("method")
         ended = by[by.status == "done"]
-        seconds, off = ended.seconds.astype(float), float("nan")
+        off = float("nan")
         if CG in ended.index:
-            ratio = float(ended.seconds[CG] / ended.forecast_seconds[CG])
+            # `_row`: products times their seconds, and the inner products with all gradients on top.
+            forecast = (ended.forecast_seconds[CG] - by.seconds[DOT]) / ended.product_seconds[CG]
+            ratio = float(ended.products[CG] / forecast)
             off = max(ratio, 1 / ratio)
-        exact = seconds.reindex([CG, PRECONDITIONED, ROWS, DEFAULT])
+        exact, products = (ended[name].reindex(SOLVED[:-1]).astype(float) for name in ("seconds", "products"))
         row = {"task": task, "parameters": int(own.parameters.iloc[0]), "forecast_off": off}
-        row |= {"ekfac_to_cg": float(exact[PRECONDITIONED] / exact[CG])}
+        row |= {"ekfac_to_cg": float(products[PRECONDITIONED] / products[CG])}
         row |= {"default_to_best": float(exact[DEFAULT] / exact.min())}
         rows.append(row | {"ekfac_agreement": float(by.agreement.get(EKFAC, float("nan")))})
     return pd.DataFrame(rows)

@@ -179,7 +179,7 @@ def test_claims_compare_best_dampings(computed_of, judged) -> None:
         "unrolled-removal-above-rivals-net-1": "not reproduced",
         "filter-removal-above-rivals-net-5": "not reproduced",
         "unrolled-removal-above-rivals-net-5": "not reproduced",
-        "halves-in-ten-trainings": "reproduced",
+        "halves-in-ten-trainings": "not asked here",  # seconds
     }
     above = next(result for result in results if result.claim.id.startswith("filter-above-ekfac"))
     assert above.value == pytest.approx(-0.01, abs=0.003)

@@ -278,6 +278,21 @@ def test_a_preset_says_beforehand_what_it_cannot_decide(sheet: Path, pattern: st
         refuses(r'asks nothing of laptop \("\*"\), which decides falls-mlp: name', claims.asked, decided, "laptop")
 
 
+@pytest.mark.parametrize("value", [0.2, -3.0])
+def test_what_is_shown_is_never_judged_and_keeps_its_value(sheet: Path, value: float) -> None:
+    content = yaml.safe_load(sheet.read_text())
+    content["claims"]["falls"]["shown"] = "Seconds of one machine."
+    sheet.write_text(yaml.safe_dump(content))
+    claims = load_claim_sheet(sheet)
+    stated = claims.claim("falls", of="mlp", share="half", bound=0.5)
+    (result,) = claims.asked([judge(stated, value, exact(value), if_not_reproduced="why")], "laptop")
+    assert (result.verdict, result.value, result.weighed) == ("not asked here", value, "not asked here")
+    assert result.explanation.startswith("Seconds of one machine. ")
+    others = [judge(claims.claim("falls-not"), 0.2, exact(0.2), if_not_reproduced="why")]
+    others.append(out_of_reach(stated, "It did not run."))
+    assert claims.asked(others, "laptop") == others
+
+
 PAPERS = {
     "lissa": "Klochkov & Liu", "pbrf": "Bae et al.", "ngd": "Saghir et al.", "rank1": "Semenov", "ginger": "Ginger"
 }  # fmt: skip

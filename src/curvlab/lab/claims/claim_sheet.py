@@ -14,6 +14,7 @@ claims:
       - 2026-11-20: over the seeds' mean instead of each seed's own
     value: {mean: slope / level, over: seed, by: task}   # optional: then `judge` need not know the claim
     why: The learning rate is not high enough.    # with `value`: what explains a failure
+    shown: Seconds of one machine.                # optional: why what is measured is shown and never judged
 
 `value` is one statistic of one table; `judge` is for what it cannot say.
 
@@ -42,7 +43,7 @@ import math
 import string
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import date
 from fnmatch import fnmatchcase
 from functools import cache
@@ -55,12 +56,14 @@ import yaml
 from curvlab.files import write_atomically
 from curvlab.lab.claims.claim_values import check, measure
 from curvlab.lab.claims.claims import (
+    NOT_ASKED,
     UNDECIDED,
     UNJUDGED,
     Change,
     Claim,
     ClaimResult,
     Criterion,
+    describe,
     judge,
     not_asked,
     out_of_reach,
@@ -72,7 +75,7 @@ FILE_NAME = "claims.json"
 SCHEMA_VERSION = 3
 
 _REQUIRED = {"statement", "paper_value", "measure", "criterion"}
-_OPTIONAL = {"source", "changed", "value", "why"}
+_OPTIONAL = {"source", "changed", "value", "why", "shown"}
 
 
 @dataclass(frozen=True)
@@ -152,12 +155,12 @@ class ClaimSheet:
         return sorted(results, key=lambda result: places.index(self._entry_of(result.claim.id) or places[-1]))
 
     def asked(self, results: Iterable[ClaimResult], preset: str) -> list[ClaimResult]:
-        """Return results, those out of reach for a reason known beforehand (`not_asked`) with that reason.
+        """Return results; those `shown`, and those out of reach that the preset does not ask, with the reason.
 
         Raises:
             ValueError: the sheet says "*" of a preset that decides one of its claims.
         """
-        reasons, found, results = self.left_out.get(preset, {}), [], list(results)
+        reasons, found, results = self.left_out.get(preset, {}), [], [self._shown(result) for result in results]
         decided = [result.claim.id for result in results if result.verdict not in (*UNJUDGED, UNDECIDED)]
         if "*" in reasons and decided:
             raise ValueError(
@@ -169,6 +172,14 @@ class ClaimSheet:
             reason = next(fitting, None)
             found.append(result if reason is None else not_asked(result, reason))
         return found
+
+    def _shown(self, result: ClaimResult) -> ClaimResult:
+        """Return a result as not asked where its entry says why it is `shown`."""
+        entry = self.entries.get(self._entry_of(result.claim.id) or "", {})
+        if "shown" not in entry or result.value is None:
+            return result
+        measured = result.explanation or describe(result.value, result.interval, result.claim.criterion)
+        return replace(result, verdict=NOT_ASKED, explanation=f"{entry['shown']} {measured}")
 
     def check_all_judged(self, results: Iterable[ClaimResult]) -> None:
         """Raise a ValueError when a claim of the file was not judged: out_of_reach says why one cannot be."""

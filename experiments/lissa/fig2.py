@@ -68,7 +68,7 @@ NUMBERS_AT_ONCE = 2**23  # of the iterates of runs that share their steps
 COLUMNS = {
     "table": "task batch_size num_runs seed point step pearson pearson_one_run pearson_last overflow",
     "between_steps": "task batch_size num_runs step other_step pearson overflow",
-    "recipes": "task recipe batch_size num_steps point step error pearson promised diverged_at passes",
+    "recipes": "task recipe seed batch_size num_steps point step error pearson promised diverged_at passes",
 }
 Rows = list[dict[str, Any]]
 
@@ -80,8 +80,8 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         run: seeds, store, device.
         cfg: `tasks`, and for all of them or for one: `num_points` and `num_test`, how many; `damping`, or null and
             `damping_ratio` (of lambda_max); `step_size`, or null and 1 / (lambda_max + damping); `reference_rtol`;
-            `spectrum`; `compare_recipes`: the panel on recipes and not the paper's, which has `batch_size`
-            (null: recommended), `batch_factors`, `num_steps` and `num_seeds`.
+            `spectrum`; `compare_recipes`: the panel on recipes (`recipe_seeds`) and not the paper's, which has
+            `batch_size` (null: recommended), `batch_factors`, `num_steps` and `num_seeds`.
     """
     rows: dict[str, Rows] = {name: [] for name in (*COLUMNS, "summary")}
     for task in Task.each(run, cfg):
@@ -110,7 +110,7 @@ def _of_task(task: TrainedTask, cfg: DictConfig) -> dict[str, Rows]:
     found: dict[str, Rows] = {name: [] for name in COLUMNS}
     labels, recipes = [], {}
     if cfg.compare_recipes:
-        recipes = compare_recipes(systems, reference_rtol=cfg.reference_rtol)
+        recipes = compare_recipes(systems, reference_rtol=cfg.reference_rtol, num_seeds=cfg.recipe_seeds)
         found["recipes"] = _recipe_rows(task.label, recipes)
     else:
         named = {"trace": trace, "largest_eigenvalue": largest, "damping": damping}
@@ -144,7 +144,7 @@ def _of_task(task: TrainedTask, cfg: DictConfig) -> dict[str, Rows]:
         "step size": step_size,
         "batch sizes": " ".join(labels),
         "points": exact.shape[1],
-        "seeds": cfg.num_seeds if labels else 1,
+        "seeds": cfg.num_seeds if labels else cfg.recipe_seeds,
         "test points": exact.shape[0],
         "C measured": recipes.get("constant"),
         "batch size, C = 2": recipes.get("paper", {}).get("batch_size"),
@@ -250,13 +250,13 @@ def _between_steps(names: dict[str, Any], steps: list[int], scores: Tensor) -> R
 
 
 def _recipe_rows(task: str, recipes: dict[str, Any]) -> Rows:
-    """Return a row for each recipe, step and point; step -1 is the answer."""
+    """Return a row for each recipe, seed, step and point; step -1 is the answer."""
     rows: Rows = []
-    for name in ("paper", "auto", "importance"):
-        found = recipes[name]
+    seeds = {name: [recipes[name], *recipes["again"][name]] for name in ("paper", "auto", "importance")}
+    for name, seed, found in ((name, *each) for name, own in seeds.items() for each in enumerate(own)):
         errors = torch.cat([found["errors"], found["final_errors"][None]])
         correlations = torch.cat([found["correlations"], found["final_correlations"][None]])
-        shared = {"task": task, "recipe": name} | {
+        shared = {"task": task, "recipe": name, "seed": seed} | {
             key: found[key] for key in ("batch_size", "num_steps", "passes")
         }
         rows += [

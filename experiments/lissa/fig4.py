@@ -219,6 +219,7 @@ def slopes(table: pd.DataFrame) -> pd.DataFrame:
                 "slope_stderr": stderr,
                 "constant": constant,
                 "constant_stderr": constant * relative,
+                "realizations": own.realizations.min(),
                 **_coherence(own, ours),
             }
         )
@@ -280,7 +281,8 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 def _with_error(claim: Claim, found: pd.Series, column: str, why: str) -> ClaimResult:
     value, half = found[column], 1.96 * found[f"{column}_stderr"]
-    interval = Interval(value - half, value + half, "95 % over realizations", 1)
+    number = int(found.realizations)
+    interval = Interval(value - half, value + half, f"95 % over {number} realizations", number)
     return judge_claim(claim, value, interval, if_not_reproduced=why)
 
 

@@ -232,7 +232,8 @@ def _constant(claim: Claim, table: pd.DataFrame) -> ClaimResult:
 
 def _between(claim: Claim, low: float, high: float, column: str = "needed", cases: str = "") -> ClaimResult:
     """Judge a lower bound, with the interval from it to the upper bound (infinite where there is none)."""
-    interval = Interval(float(low), float(high), "from the directions tried to what is enough", 1)
+    kind = "largest of the directions tried, to what is enough, of all examples"
+    interval = Interval(float(low), float(high), kind, 1)
     why = f"{cases} {BOUNDS.format(column)} {SUFFICIENT if column == 'constant' else ''}".strip()
     return judge_claim(claim, float(low), interval, if_not_reproduced=why)
 
@@ -247,7 +248,8 @@ def _unbiased(claim: Claim, table: pd.DataFrame) -> ClaimResult:
     half = 1.96 * ratio * (forms**2 + (error / full) ** 2) ** 0.5
     worst = largest((ratio - 1).abs() + half)
     value, wide, task = float(ratio.iloc[worst]), float(half.iloc[worst]), table.task.iloc[worst]
-    interval = Interval(value - wide, value + wide, f"95 % of both errors, {task}", 1)
+    count = int(table.forms.iloc[worst])
+    interval = Interval(value - wide, value + wide, f"95 % of both errors, {count} forms, {task}", count)
     why = f"It is {task} whose interval reaches the farthest from 1: more forms will tell."
     return judge_claim(claim, value, interval, if_not_reproduced=why)
 

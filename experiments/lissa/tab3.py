@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from scipy import stats
 
-from curvlab.lab import Computed, Run, Target, panels, plots
+from curvlab.lab import Computed, Run, Target, panels, plots, task_label, task_settings
 from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, out_of_reach
 from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.claims.intervals import MIN_SAMPLES, Interval, bootstrap_interval
@@ -207,6 +207,7 @@ MASSES = (
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge for each model the claims about sketches; those about printed rows say their value themselves."""
     results = []
+    settings = {task_label(name): own for name, own in task_settings(computed.config).items()}
     for _, row in computed["table"].iterrows():
         of, tensors = str(row.task), int(row.tensors)
         own = computed["gradients"][lambda table, of=of: table.task == of]
@@ -221,8 +222,15 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         results += [
             _sketch(claims.claim("sketch", of=of, rows=int(row.dense_rows)), row, repeated["dense"]),
             _concatenated(claims, row, repeated),
-            _with_error(pairs, row.frobenius / row.frobenius_full, math.hypot(*norms), TWO_BATCHES, truth=1.0),
-            _squared_ratio(ratio, row),
+            _with_error(
+                pairs,
+                row.frobenius / row.frobenius_full,
+                math.hypot(*norms),
+                (row.pairs, "pairs"),
+                TWO_BATCHES,
+                truth=1.0,
+            ),
+            _squared_ratio(ratio, row, (settings[of].frobenius.num_probes, "probes")),
             _ratio_of_means(variance, own.per_tensor, own.dense, MASSES),
             _ratio_of_means(equivalent, own.dense / tensors, own.per_tensor, MASSES),
             _ratio_of_means(aligned, own.cosine_squared, 1 + 0 * own.dense, "These gradients are aligned."),
@@ -231,12 +239,14 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 
 def _with_error(
-    claim: Claim, value: float, relative: float, why: str, *, truth: float | None = None
+    claim: Claim, value: float, relative: float, draws: tuple[float, str], why: str, *, truth: float | None = None
 ) -> ClaimResult:
-    """Judge a value with its relative standard error; `truth` is what it would be were the claim true."""
+    """Judge a value with its relative standard error over draws; `truth`: what it is were the claim true."""
     low, high = 1 - 1.96 * relative, 1 + 1.96 * relative
     forecast = None if truth is None else (truth * low, truth * high)
-    interval = Interval(value * low, value * high, "95 %, to first order", 1, forecast)
+    number, unit = int(draws[0]), draws[1]
+    kind = f"95 %, to first order, {number} {unit}"
+    interval = Interval(value * low, value * high, kind, number, forecast)
     return judge_claim(claim, float(value), interval, if_not_reproduced=why)
 
 
@@ -258,15 +268,14 @@ def _sketch(claim: Claim, row: pd.Series, repeated: pd.DataFrame) -> ClaimResult
             f" {len(repeated)} sketches with d = {repeated.rows.iloc[0]}: bias {relative.mean():+.2g}, spread "
             f"{relative.std():.2g}."
         )
-    return _with_error(claim, value, row.dense_stderr / row.dense_value, why)
+    return _with_error(claim, value, row.dense_stderr / row.dense_value, (rows, "rows"), why)
 
 
 def _concatenated(claims: ClaimSheet, row: pd.Series, repeated: dict[str, pd.DataFrame]) -> ClaimResult:
     """Judge the error of concatenated sketches over that of dense ones, at equal rows.
 
-    Repeated: the ratio of mean squares of n and m sketches, by quantiles of F(n, m). One of each: what is farther
-    off than 1.96 of its standard errors is off, and a dense one is off by its standard error at least. Forecast
-    are the ends for errors that are alike, each sketch off by its standard error.
+    Repeated: the ratio of mean squares of n and m sketches, by quantiles of F(n, m); the forecast is of
+    errors that are alike. One of each decides nothing.
     """
     why = (
         "To first order the squared error of D rows is 2/D of a dense sketch and 2 L/D Σ ‖v_l‖⁴ of a concatenated "
@@ -295,15 +304,13 @@ def _concatenated(claims: ClaimSheet, row: pd.Series, repeated: dict[str, pd.Dat
         off[form] = abs(row[f"{prefix}_value"] - row.lambda_max) * scale
         error[form] = row[f"{prefix}_stderr"] * scale
     dense, concatenated = off["dense"], off["per tensor"]
-    low = max(0.0, concatenated - 1.96 * error["per tensor"]) / (dense + 1.96 * error["dense"])
-    high = (concatenated + 1.96 * error["per tensor"]) / error["dense"]
     value = math.hypot(concatenated, error["per tensor"]) / math.hypot(dense, error["dense"])
     claim = claims.claim("concatenated", of=of, rows=int(row.per_tensor_rows))
-    interval = Interval(low, high, "95 %, a sketch of each", 1, forecast=(0.0, 2.96))
+    interval = Interval(math.nan, math.nan, "one sketch of each", 1)
     return judge_claim(claim, value, interval, if_not_reproduced=why)
 
 
-def _squared_ratio(claim: Claim, row: pd.Series) -> ClaimResult:
+def _squared_ratio(claim: Claim, row: pd.Series, draws: tuple[float, str]) -> ClaimResult:
     limit = f"tr / lambda_max = {row.trace / row.lambda_max:.3g}"
     if row.unit != "tokens":
         return out_of_reach(
@@ -313,7 +320,8 @@ def _squared_ratio(claim: Claim, row: pd.Series) -> ClaimResult:
             "trace (printed-square-below-product).",
         )
     relative = 2 * row.frobenius_full_stderr / row.frobenius_full
-    return _with_error(claim, row.squared_ratio, relative, f"It lies between 1 and {limit} for any such matrix.")
+    why = f"It lies between 1 and {limit} for any such matrix."
+    return _with_error(claim, row.squared_ratio, relative, draws, why)
 
 
 def _ratio_of_means(claim: Claim, numerator: pd.Series, denominator: pd.Series, why: str) -> ClaimResult:

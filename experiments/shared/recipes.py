@@ -28,10 +28,11 @@ GROWTH = 1.2  # between recorded steps
 PAST_DIVERGENCE = 6  # the trajectory of a run that diverges is shown for so many times the steps to the error
 
 
-def compare_recipes(systems: Systems, *, reference_rtol: float) -> dict[str, Any]:
+def compare_recipes(systems: Systems, *, reference_rtol: float, num_seeds: int = 1) -> dict[str, Any]:
     """Return what was measured, and the trajectories of LiSSA by three recipes; units of work.
 
-    `paper` has C = 2, `auto` C measured, `importance` C = 2 for batches drawn by importance.
+    `paper` has C = 2, `auto` C measured, `importance` C = 2 for batches drawn by importance. `again`: `paper` and
+    `importance` with other sequences of batches, so that there are `num_seeds` of both; C measured takes too long.
 
     Keys: `trace`, `largest_eigenvalue`, `constant`, `importance_constant` (certified, or measured where traces are
     estimates), `reference_residual`, and for each recipe a mapping with batch_size, num_steps, step_size,
@@ -51,10 +52,14 @@ def compare_recipes(systems: Systems, *, reference_rtol: float) -> dict[str, Any
     by_importance = run.unit("lissa/importance_recipe", systems.key, compute_importance, version=1, about=about)
     result["importance_constant"] = by_importance["constant"]
     for name, own in {"paper": recipe, "auto": recipe, "importance": by_importance}.items():
-        compute = partial(_trajectory, systems, name, own, reference["solutions"])
         own_key = key | {"recipe": name} | ({"past_divergence": PAST_DIVERGENCE} if name == "paper" else {})
         about = f"LiSSA by recipe '{name}', {systems.described}"
-        result[name] = run.unit("lissa/recipe_trajectory", own_key, compute, version=1, about=about)
+        found = []
+        for seed in range(1 if name == "auto" else num_seeds):
+            compute = partial(_trajectory, systems, name, own, reference["solutions"], seed)
+            of_seed = own_key | ({"repetition": seed} if seed else {})
+            found.append(run.unit("lissa/recipe_trajectory", of_seed, compute, version=1, about=about))
+        result[name], result["again"] = found[0], result.get("again", {}) | {name: found[1:]}
     return result
 
 
@@ -95,12 +100,15 @@ def _described(systems: Systems, found: LissaRecipe) -> dict[str, Any]:
     }
 
 
-def _trajectory(systems: Systems, name: str, recipe: dict[str, Any], reference: Tensor) -> dict[str, Any]:
+def _trajectory(
+    systems: Systems, name: str, recipe: dict[str, Any], reference: Tensor, seed: int
+) -> dict[str, Any]:
     solver = _solver(systems, name, recipe)
     bar = systems.task.run.progress(solver.num_steps, f"LiSSA ({name}) {systems.task.seed_name}")
     recorder = _Recorder(systems, reference, bar.update)
     solver = dataclasses.replace(solver, callback=recorder)
-    generator = systems.task.run.generator("lissa", systems.task.seed_name, name)
+    stream = ("lissa", systems.task.seed_name, name, *([seed] if seed else []))
+    generator = systems.task.run.generator(*stream)
     diverged, message, converged = 0, "", False
     estimated = torch.full((len(systems.sources[1]),), torch.nan)
     try:
@@ -113,7 +121,7 @@ def _trajectory(systems: Systems, name: str, recipe: dict[str, Any], reference: 
     except DivergenceError as error:
         diverged, message, answer = error.step, str(error), recorder.last
         promised = torch.full((len(systems.sources[1]),), torch.inf)
-        recorder = _past_divergence(systems, name, solver, reference, error.step)
+        recorder = _past_divergence(systems, stream, solver, reference, error.step)
     num_steps = diverged or solver.num_steps
     # C = 2 is assumed, not measured: its set-up is the spectrum alone.
     set_up = recipe["full_matvecs"] + (0.0 if name == "paper" else recipe["sampled_passes"])
@@ -137,10 +145,12 @@ def _trajectory(systems: Systems, name: str, recipe: dict[str, Any], reference: 
     }
 
 
-def _past_divergence(systems: Systems, name: str, solver: Lissa, reference: Tensor, diverged: int) -> _Recorder:
+def _past_divergence(
+    systems: Systems, stream: tuple[Any, ...], solver: Lissa, reference: Tensor, diverged: int
+) -> _Recorder:
     """Run again on the same batches without the check that stopped it, to show what that saves from."""
     num_steps = min(solver.num_steps, PAST_DIVERGENCE * diverged)
-    bar = systems.task.run.progress(num_steps, f"LiSSA ({name}) {systems.task.seed_name}, past divergence")
+    bar = systems.task.run.progress(num_steps, f"LiSSA {systems.task.seed_name}, past divergence")
     recorder = _Recorder(systems, reference, bar.update)
     unchecked = dataclasses.replace(
         solver,
@@ -151,8 +161,7 @@ def _past_divergence(systems: Systems, name: str, solver: Lissa, reference: Tens
         raise_on_divergence=False,
         callback=recorder,
     )
-    generator = systems.task.run.generator("lissa", systems.task.seed_name, name)
-    unchecked.solve(systems.damped, systems.right_hand_sides, generator=generator)
+    unchecked.solve(systems.damped, systems.right_hand_sides, generator=systems.task.run.generator(*stream))
     return recorder
 
 

@@ -314,7 +314,7 @@ def _right(claim: Claim, row: pd.Series, num_chains: int) -> ClaimResult:
 def _refused(claim: Claim, row: pd.Series) -> ClaimResult:
     refused = float(UNSTABLE in row.problem or "diverged" in row.problem)
     why = f"The estimate is {row.ratio:.3g} of the exact value at a stability of {row.stability:.3g}."
-    found = judge_claim(claim, refused, exact(refused, kind="one estimate"), if_not_reproduced=why)
+    found = judge_claim(claim, refused, exact(refused, kind="deterministic, of one step"), if_not_reproduced=why)
     return replace(found, explanation=why)
 
 

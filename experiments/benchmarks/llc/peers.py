@@ -239,7 +239,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     counts = ", ".join(f"{int(valid.sum())} of {len(valid)} {kind}" for kind, valid in kinds.items())
     why = f"Valid: {counts}. {'; '.join(sorted(set(compared) - {''}))}".strip()
     share = float(whole.mean())
-    interval = exact(share, kind=f"{len(whole)} estimates")
+    interval = exact(share, kind=f"counted, {len(whole)} estimates")
     return [*results, verdict(claims.claim("valid"), share, interval, if_not_reproduced=why)]
 
 

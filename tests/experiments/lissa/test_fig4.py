@@ -103,6 +103,7 @@ def made_up(slope: float, constant: float) -> pd.DataFrame:
         {
             "task": "a", "sampling": "examples", "batch_size": sizes, "unit": "images", "left": left,
             "left_stderr": 0.02 * left, "right": 10 / sizes, "right_stderr": 0.1 / sizes,
+            "realizations": 300,
         }
     )  # fmt: skip
 

@@ -182,10 +182,10 @@ def test_explanation_states_what_was_measured_and_why() -> None:
         text = describe(low, between(low, low + 1), Criterion(**LOWER))
         assert text.endswith("The direction is open.") == is_open
 
-    one = judge(claim(**LOWER), 0.95, Interval(math.nan, math.nan, "1 point", 1), if_not_reproduced="Why.")
+    one = judge(claim(**LOWER), 0.95, Interval(math.nan, math.nan, "3 points", 3), if_not_reproduced="Why.")
     assert one.verdict == "undecided"
     assert one.explanation == (
-        "Measured 0.95 (no interval: 1 point); needed: at least 0.9 (direction: at least 0). "
+        "Measured 0.95 (no interval: 3 points); needed: at least 0.9 (direction: at least 0). "
         "Without numbers at both ends nothing is decided. Why."
     )
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from curvlab.lab.claims import Interval, bootstrap_interval, t_interval
+from curvlab.lab.claims import Interval, bootstrap_interval, exact, t_interval
 from tests.refusals import refuses
 
 
@@ -25,6 +25,16 @@ def test_two_values_are_too_few(kind: str) -> None:
     assert Interval(0.0, 1.0, kind, 2).has_too_few_samples
     assert not Interval(0.0, 1.0, kind, 3).has_too_few_samples
     assert not Interval(0.0, 1.0, f"largest of {kind}", 2).has_too_few_samples
+
+
+ONE_RUN = ["one run", "95 % over realizations", "one estimate", "largest of 3 draws of one sketch"]
+ONE_RUN += ["smallest of 2 points of one sequence of batches", "deterministic, 1 seed", "exactly once"]
+FIXED = ["deterministic, largest of 9", "exact, OPT, printed", "counted", "smallest of 5 printed rows", "count"]
+
+
+@pytest.mark.parametrize("kind", ONE_RUN + FIXED)
+def test_one_value_decides_where_no_other_seed_would_change_it(kind: str) -> None:
+    assert exact(1.0, kind=kind).has_too_few_samples == (kind in ONE_RUN)
 
 
 def test_the_forecast_is_of_as_many_values_as_the_first_two() -> None:

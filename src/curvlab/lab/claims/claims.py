@@ -11,7 +11,8 @@ its own value). The first line that applies gives the verdict:
 
     ==============  =========================================================================================
     out of reach    there is no value; the explanation says why
-    not asked here  it is an interval over fewer than three seeds, points or bounds, whatever its ends
+    not asked here  it is an interval over fewer than three values, whatever its ends, and not of what no other
+                    seed would change: a theorem, a count, a printed number (`Interval.has_too_few_samples`)
     undecided       the value or an end is nan
     reproduced      the whole interval satisfies the criterion
     refuted         the criterion is of an exact statement, and so is the value (low == value == high): the

@@ -18,7 +18,7 @@ from curvlab.lab.reporting.dashboard import headline_claims, text
 from curvlab.lab.reporting.findings import HEADLINES, NO_VALUE, find, headline_verdict, tell, written
 from curvlab.lab.reporting.forest import _HOLDS as HOLDS
 from curvlab.lab.reporting.forest import forest, paper_words
-from curvlab.lab.reporting.readme import PARTS, WORDS, Board, filled_readme, peers, with_words
+from curvlab.lab.reporting.readme import EDGE, PARTS, WORDS, Board, filled_readme, peers, with_words
 from curvlab.lab.reporting.results import read_results
 from curvlab.lab.targets.target import PRESETS, ROOT, all_targets, paper_titles
 from tests.refusals import refuses
@@ -113,7 +113,7 @@ def test_no_number_of_ours_is_typed_and_a_finding_has_one_and_an_advice() -> Non
             typed = re.sub(rf"\{{[^}}]*\}}|{names}", "", sentence)
             assert not re.search(r"\d", typed), f"{paper}: {sentence}"
     words = yaml.safe_load(WORDS.read_text(encoding="utf-8"))
-    for sentence in (*words["story"], words["times"], *words["which"]):
+    for sentence in (*words["story"], words["times"], words["which"], words["protocols"], words["more"]):
         typed = re.sub(r"\{[^}]*\}|\(results/.*?\)|T5|GPT-2|ptb-gpt2|BM25|1/length|95 % intervals", "", sentence)
         assert not re.search(r"\d", typed), sentence
     for sentence in words["story"]:
@@ -327,6 +327,8 @@ def test_the_board_reads_its_tasks_and_methods_from_the_tables() -> None:
     words = yaml.safe_load(WORDS.read_text(encoding="utf-8"))
     board = Board(folders, words["board"], ours=words["ours"])
     assert len(board.table().splitlines()) == 2 + 8
+    for page in ("README.md", "results/benchmarks/README.md"):
+        assert board.table() in (ROOT / page).read_text(encoding="utf-8")
     table, ranks = (tables.read_table(folders[0].path, name) for name in ("best", "ranks"))
     own = table[(table.against == "standard") & (table.task == table.task[0])].set_index("method").lds
     assert f"| {own['unrolled']:.2f} (" in board.table().splitlines()[2]
@@ -334,6 +336,12 @@ def test_the_board_reads_its_tasks_and_methods_from_the_tables() -> None:
     each = [own["unrolled"].corr(own["influence, as many epochs"], method="spearman") for _, own in groups]
     assert board.agreement()["unrolled"] == pytest.approx(sum(each) / len(each), abs=2e-3)
     assert board.agreement()[board.ours] == pytest.approx(1)
+    ends = [edge for each in folders for edge in tables.read_table(each.path, "best").edge.dropna()]
+    assert sum(board.edges().count(word) for word in (": lowest", ": highest")) == len(ends)
+    key = (board.first, board.ours, "standard")
+    board.best[key] = board.best[key]._replace(edge="lowest")
+    assert f"{own[board.ours]:.2f}{EDGE} (" in board.shown()
+    assert board.shown().endswith(f"{EDGE}: at an end of its grid; another damping may do better.")
     texts = tables.read_table(folders[-1].path, "best").query("against == 'standard'").set_index("method")
     texts, told = texts[texts.task.str.contains("-ptb-")].lds, board.on_texts()
     assert told["words_standard"] == " and ".join(f"{lds:.2f}" for lds in texts["BM25"])

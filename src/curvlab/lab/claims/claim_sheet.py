@@ -19,7 +19,7 @@ claims:
 `value` is one statistic of one table; `judge` is for what it cannot say.
 
     mean: EXPRESSION        over: seed        mean over repetitions, each the mean of its rows; t interval
-    largest: EXPRESSION                       of all rows, exact; or low: COLUMN and high: COLUMN of its row
+    largest: EXPRESSION                       of all rows, exact; or low: COLUMN and high: COLUMN of its row, 95 %
     smallest: EXPRESSION                      likewise
 
     table: summary          the table, `table` unless named
@@ -143,7 +143,7 @@ class ClaimSheet:
                         results.append(self.unjudged(name, found.fact, found.of))
                     else:
                         claim = self.claim(name, of=found.of)
-                        why = f"{found.fact} {entry.get('why', '')}".strip()
+                        why = f"{found.fact} {entry.get('why', '')}".strip() or f"It is the {claim.measure}."
                         results.append(judge(claim, found.value, found.interval, if_not_reproduced=why))
             except (ValueError, KeyError) as error:
                 raise ValueError(f"{self.path.as_posix()}, claim {name!r}: {error}") from error

@@ -27,7 +27,7 @@ class Measured:
         of: the group that it is of, e.g. a task; "" without `by`.
         value: the number; None when no row of the table counts.
         interval: where it lies; None with the value.
-        fact: the numbers behind it, or why there are none, in a sentence.
+        fact: the numbers behind it, or why there are none, in a sentence; "" of a single row.
     """
 
     of: str
@@ -77,7 +77,7 @@ def measure(value: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> Ite
             yield _of_rows("", rows, value)
         else:
             for group, own in (table if "otherwise" in value else rows).groupby(value["by"], sort=False):
-                of = "-".join(map(str, group)) if isinstance(group, tuple) else str(group)
+                of = ", ".join(map(str, group)) if isinstance(group, tuple) else str(group)
                 counted = own.loc[own.index.intersection(rows.index)]
                 lacking = Measured(of, None, None, value.get("otherwise", ""))
                 yield lacking if counted.empty else _of_rows(of, counted, value)
@@ -107,13 +107,18 @@ def _extreme(of: str, rows: pd.DataFrame, value: Mapping[str, Any]) -> Measured:
     # nan must not be passed over: what could not be computed may be the largest.
     place = int(np.argmax(column.isna())) if column.isna().any() else int(getattr(np, _PLACES[word])(column))
     found = float(column.iloc[place])
+    alone = "unit" not in value and len(rows) == 1  # nothing it is the largest of
     kind = f"{word} of {len(rows)} {value.get('unit', 'rows')}"
+    if alone:
+        kind = "95 %" if "low" in value else "one value"
     interval = exact(found, kind=kind)
     if "low" in value:
         low, high = (float(_column(rows, value[end]).iloc[place]) for end in ("low", "high"))
         interval = Interval(low, high, kind, len(rows))
     names = [name for name in rows if rows[name].nunique() > 1 and not pd.api.types.is_float_dtype(rows[name])]
     where = ", ".join(f"{name} {rows[name].iloc[place]}" for name in names)
+    if alone:
+        return Measured(of, found, interval, "")
     return Measured(of, found, interval, f"The {word}{f' is at {where}' if where else ''}: {found:.3g}.")
 
 

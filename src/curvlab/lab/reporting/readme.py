@@ -31,7 +31,7 @@ GLOSSARY = ROOT / "docs" / "words.md"
 _NO_PROSE = re.compile(r"!?\[[^\]]*\]\([^)]*\)|`[^`]*`|(?m:^(?:#|[*]{2}Damaged|!\[).*$)")
 STANDARD, SAME_SEED = "standard", "same seed"
 AGAINST = (SAME_SEED, "other seeds", STANDARD)
-BM25 = "BM25"
+BM25, EDGE = "BM25", "‡"
 PARTS = {"README.md": ("story", "papers", "times", "board"), "docs/enter.md": ("which", "survivors", "peers")}
 _CORES = 2
 
@@ -40,10 +40,7 @@ def filled_readme(
     readme: str, folders: Sequence[ResultFolder], papers: Sequence[PaperFindings], document: str = "README.md"
 ) -> str:
     """Return the text of a document, README.md or another of `PARTS`, with its parts as the results have them."""
-    words = yaml.safe_load(WORDS.read_text(encoding="utf-8"))
-    board = Board(
-        [folder for folder in folders if folder.key == "benchmarks/board"], words["board"], ours=words["ours"]
-    )
+    words, board = _words(), board_of(folders)
     numbers = board.settings | {
         "clipped": clipped(folders[0].path.parents[2], words["clipped"]),
         "false": str(len([each for own in _by_paper(folders).items() for each in false_statements(*own)])),
@@ -61,9 +58,9 @@ def filled_readme(
         "story": "\n".join(f"{place}. {told(each)}" for place, each in enumerate(words["story"], start=1)),
         "papers": papers_table(papers),
         "times": told(words["times"]),
-        "board": "\n\n".join([*map(told, words["which"]), board.table()]),
-        "which": told(words["which"][0]),
-        "survivors": survivors(words["survivors"], claims),
+        "board": "\n\n".join([told(words["which"]), board.shown(), words["more"]]),
+        "which": told(words["which"]),
+        "survivors": f"{survivors(words['survivors'], claims)}\n\n{board.edges()}",
         "peers": peers([folder for folder in folders if folder.key == "benchmarks/attribution"]),
     }
     if document == "README.md":  # one page: the second part does not link what the first has linked
@@ -79,6 +76,17 @@ def filled_readme(
         whole = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
         readme = whole.sub(lambda _, b=begin, p=part, e=end: f"{b}\n{p}\n{e}", readme)  # type: ignore[misc]
     return readme
+
+
+def board_of(folders: Sequence[ResultFolder]) -> Board:
+    """Return the board of these result folders, with the rows of readme.yaml."""
+    words, own = _words(), [folder for folder in folders if folder.key == "benchmarks/board"]
+    return Board(own, words["board"], ours=words["ours"], about=words["protocols"])
+
+
+def _words() -> dict[str, Any]:
+    words: dict[str, Any] = yaml.safe_load(WORDS.read_text(encoding="utf-8"))
+    return words
 
 
 def with_words(text: str, glossary: str) -> str:
@@ -170,10 +178,13 @@ class Board:
         folders: bench-board's, of every preset.
         rows: by label, the method by the standard protocol and that by single runs.
         ours: the row of exact influence.
+        about: what the table shows, in which {num_...} stand for settings.
     """
 
-    def __init__(self, folders: Sequence[ResultFolder], rows: Mapping[str, Sequence[str]], *, ours: str) -> None:
-        self.folders, self.rows, self.ours, self._label = folders, rows, rows[ours][0], ours
+    def __init__(
+        self, folders: Sequence[ResultFolder], rows: Mapping[str, Sequence[str]], *, ours: str, about: str = ""
+    ) -> None:
+        self.folders, self.rows, self.ours, self._label, self._about = folders, rows, rows[ours][0], ours, about
         best = self._read("best")
         self.best: dict[tuple[str, str, str], Any] = {
             (str(row.task), str(row.method), str(row.against)): row for row in best.itertuples()
@@ -238,6 +249,21 @@ class Board:
             found[method] = float((standardised(column) * standardised(self.ours)).sum(1).mean())
         return found
 
+    def edges(self) -> str:
+        """Return which methods' best damping is an end of their grid, by task and column."""
+        found: dict[str, list[str]] = {}
+        for (task, method, against), row in self.best.items():
+            if isinstance(row.edge, str):
+                found.setdefault(f"{method} on `{self.tasks[task]}`", []).append(f"{against}: {row.edge}")
+        ends = "; ".join(f"{name} ({', '.join(columns)})" for name, columns in found.items()) or "none"
+        return f"Best at an end of its grid, so that another damping may do better: {ends}."
+
+    def shown(self) -> str:
+        """Return the table with what it shows, and what its mark means where it has one."""
+        table = self.table()
+        mark = [f"{EDGE}: at an end of its grid; another damping may do better."] if EDGE in table else []
+        return "\n\n".join([self._about.format(**self.settings).strip(), table, *mark])
+
     def table(self) -> str:
         """Return the rows: LDS by the standard protocol for each task, the rest for the first or as a mean."""
         cost = self._read("cost")
@@ -258,4 +284,5 @@ class Board:
         if key not in self.best:
             return ""
         found = self.best[key]
-        return f"{found.lds:.2f} ({found.lds_low:.2f}–{found.lds_high:.2f})"
+        mark = EDGE if isinstance(found.edge, str) else ""
+        return f"{found.lds:.2f}{mark} ({found.lds_low:.2f}–{found.lds_high:.2f})"

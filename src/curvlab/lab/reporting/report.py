@@ -37,7 +37,7 @@ from curvlab.lab.names import for_readers
 from curvlab.lab.reporting import causes, plots
 from curvlab.lab.reporting.findings import HEADLINES, PaperFindings, find
 from curvlab.lab.reporting.forest import forest
-from curvlab.lab.reporting.readme import PARTS, filled_readme, with_words
+from curvlab.lab.reporting.readme import PARTS, board_of, filled_readme, with_words
 from curvlab.lab.reporting.results import ResultFolder, count_verdicts, largest_judged, read_results
 from curvlab.lab.tables import markdown
 from curvlab.lab.targets.target import ROOT, paper_titles
@@ -205,7 +205,8 @@ def _target_section(folder: ResultFolder, others: Sequence[ResultFolder]) -> lis
         for other in others
         if other.claims
     ]
-    lines += ["", *_claims_table(folder.claims), *_settings(record)]
+    board = [board_of([*others, folder]).shown(), ""] if folder.key == "benchmarks/board" else []
+    lines += ["", *board, *_claims_table(folder.claims), *_settings(record)]
     return lines
 
 

@@ -110,7 +110,7 @@ def _extreme(of: str, rows: pd.DataFrame, value: Mapping[str, Any]) -> Measured:
     alone = "unit" not in value and len(rows) == 1  # nothing it is the largest of
     kind = f"{word} of {len(rows)} {value.get('unit', 'rows')}"
     if alone:
-        kind = "95 %" if "low" in value else "one value"
+        kind = "95 %" if "low" in value else "a single number"
     interval = exact(found, kind=kind)
     if "low" in value:
         low, high = (float(_column(rows, value[end]).iloc[place]) for end in ("low", "high"))

@@ -107,17 +107,14 @@ def _extreme(of: str, rows: pd.DataFrame, value: Mapping[str, Any]) -> Measured:
     # nan must not be passed over: what could not be computed may be the largest.
     place = int(np.argmax(column.isna())) if column.isna().any() else int(getattr(np, _PLACES[word])(column))
     found = float(column.iloc[place])
-    alone = "unit" not in value and len(rows) == 1  # nothing it is the largest of
     kind = f"{word} of {len(rows)} {value.get('unit', 'rows')}"
-    if alone:
-        kind = "95 %" if "low" in value else "a single number"
     interval = exact(found, kind=kind)
     if "low" in value:
         low, high = (float(_column(rows, value[end]).iloc[place]) for end in ("low", "high"))
         interval = Interval(low, high, kind, len(rows))
     names = [name for name in rows if rows[name].nunique() > 1 and not pd.api.types.is_float_dtype(rows[name])]
     where = ", ".join(f"{name} {rows[name].iloc[place]}" for name in names)
-    if alone:
+    if kind.endswith("of 1 rows"):  # there is nothing that it is the largest of
         return Measured(of, found, interval, "")
     return Measured(of, found, interval, f"The {word}{f' is at {where}' if where else ''}: {found:.3g}.")
 

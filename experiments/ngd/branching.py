@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.lab import Claim, ClaimResult, Computed, Run, judge, out_of_reach, panels, plots, t_interval
+from curvlab.lab import Claim, ClaimResult, Computed, Run, judge, out_of_reach, panels, t_interval
 from experiments.ngd.sampling import curvature_cutoff
 from experiments.ngd.trajectories import Network, first_columns, last_state, trajectory
 from experiments.shared.stats import in_columns
@@ -308,8 +308,7 @@ def _figure(table: pd.DataFrame) -> Figure:
             ax.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
         axes[0].set_title(task, loc="left")
     note = "dotted: the split; mean over seeds, band: 95 % t interval, of the LLC: of its change since the split"
-    note += f"\nvalid estimates alone; {plots.COUNTS_NOTE}"
-    note += "\nthe lowest point: of the loss, in the region that the LLC's chains sample"
+    note += "\nvalid estimates alone; the lowest point: of the loss, in the region that the LLC's chains sample"
     panels.legend(figure, title=note, columns=3)
     return figure
 

@@ -27,7 +27,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
-from curvlab.lab import Computed, Run, Target, panels, plots
+from curvlab.lab import Computed, Run, Target, panels
 from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, out_of_reach, t_interval
 from curvlab.lab.claims import judge as judge_claim
 from experiments.ngd.matched_loss import matched_differences
@@ -150,7 +150,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
         panels.frame(trace, x="epoch", y="tr(H) (nats/parameter²)", log="x")
         panels.counts(llc, own[own.llc.notna()], x="epoch", valid="valid", by="optimizer", styles=styles)
     note = "mean over seeds, band: 95 % t interval; of the LLC valid estimates alone"
-    panels.legend(figure, title=f"{note}\n{plots.COUNTS_NOTE}")
+    panels.legend(figure, title=note)
     more, rows = panels.rows(table, by="task", columns=3, panel_size=(3.0, 2.8))
     for (loss, norm, against), task, own in rows:
         panels.lines(loss, own, y="train_loss", least=0.2, **kind)

@@ -373,10 +373,8 @@ def _sweeps(tasks: pd.DataFrame, equal: pd.DataFrame) -> Figure:
         swept = there[there.value.notna()].assign(by=EQUAL)
         panels.counts(axes[0], swept, x="place", valid="llc", by="by", styles=STYLES)
         axes[0].set_title(str(task))
-    note = "mean over seeds, 95 % t interval (from three on); dots: seeds"
-    panels.legend(
-        figure, title=f"{note}\n{plots.COUNTS_NOTE}, SGD's at its line", columns=3, axes=[figure.axes[0]]
-    )
+    note = "mean over seeds, 95 % t interval (from three on); dots: seeds; SGD's number at its line"
+    panels.legend(figure, title=note, columns=3, axes=[figure.axes[0]])
     return figure
 
 

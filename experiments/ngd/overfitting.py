@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from omegaconf import DictConfig
 from scipy import stats
 
-from curvlab.lab import Claim, ClaimResult, Interval, Run, judge, out_of_reach, panels, plots, t_interval
+from curvlab.lab import Claim, ClaimResult, Interval, Run, judge, out_of_reach, panels, t_interval
 from curvlab.lab.reporting.plots import MIN_SEEDS
 from experiments.ngd.sampling import curvature_cutoff
 from experiments.ngd.trajectories import trajectories
@@ -262,7 +262,7 @@ STYLES = panels.styles_of(("SGD", "NGD"))
 NOTE = (
     "mean over seeds, band: 95 % t interval (of three or more)\n"
     "hollow: not valid, or not for every seed\n"
-    f"dotted: smallest validation loss, median of the seeds; {plots.COUNTS_NOTE}"
+    "dotted: smallest validation loss, median of the seeds"
 )
 
 

@@ -279,8 +279,7 @@ def _draw_widths(
         title, log = task if row == 0 else "", "y" if quantity == "train_loss" else ""
         panels.frame(ax, x="" if widths == [0] else "width", y="" if column else label, title=title, log=log)
     printed = load_paper_numbers("ngd", folder=FOLDER).get("Fig. 1", "all", "p_value").value
-    note = f"mean over seeds, 95 % t interval; dots: seeds\np: Welch's test, the paper's least {printed:g}; "
-    note += plots.COUNTS_NOTE
+    note = f"mean over seeds, 95 % t interval; dots: seeds\np: Welch's test, the paper's least {printed:g}"
     panels.legend(figure, title=note)
     return figure
 

@@ -74,8 +74,11 @@ def legend(
 ) -> None:
     """Put one legend below all panels, each entry once, at most `columns` side by side.
 
-    `title` says what holds for all panels: what bands and dots mean. Entries are those of all axes, or of `axes`.
+    `title` says what holds for all panels: what bands and dots mean; where there are `counts`, what these are is
+    added. Entries are those of all axes, or of `axes`.
     """
+    if any(text.get_gid() == plots.COUNTS for ax in figure.axes for text in ax.texts):
+        title += f"\n{plots.COUNTS_NOTE}"
     entries: dict[str, Artist] = {}
     for ax in figure.axes if axes is None else axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):

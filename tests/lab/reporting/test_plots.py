@@ -333,6 +333,8 @@ def test_counts_are_of_the_seeds_that_count(ax: Axes, seeds: pd.DataFrame) -> No
     panels.counts(ax, table[table.epoch == 1], x="epoch", valid="valid", by="optimizer")
     assert [text.get_text() for text in ax.texts] == ["2", "2"]
     assert [text.get_color() for text in ax.texts] == [panels.COLORS["sgd"], panels.COLORS["ngd"]]
+    panels.legend(ax.figure, title="bands: 95 %")
+    assert ax.figure.legends[0].get_title().get_text() == f"bands: 95 %\n{plots.COUNTS_NOTE}"
 
 
 def test_tasks_have_a_readers_name_that_tells_them_apart() -> None:

@@ -37,6 +37,7 @@ _NUM_COLORS = 256
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "*", "<")  # a second cue beside colour, same order
 MIN_SEEDS = 3  # of an interval over seeds
+COUNTS = "counts"  # the gid of numbers at the foot
 COUNTS_NOTE = "numbers at the foot: how many seeds count, where not all do"
 _FOOT = 0.1  # height of a row of numbers, as a share of the axis
 _DARKEST, _BRIGHTEST = 0.13, 0.64  # greys that are seen on white
@@ -272,9 +273,10 @@ def counts_at_foot(ax: Axes, x: ArrayLike, counts: ArrayLike, *, color: str) -> 
     ax.set_ylim(bottom, top)
     ax.update_datalim([(value, place) for value in lacking.index], updatey=False)  # there may be no point at all
     ax.autoscale_view(scaley=False)
+    look: dict[str, Any] = {"color": color, "fontsize": 7, "ha": "center", "va": "center", "gid": COUNTS}
     behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}
     for value, count in zip(lacking.index.to_numpy(float), lacking["sum"], strict=True):
-        ax.text(value, place, f"{count}", color=color, fontsize=7, ha="center", va="center", bbox=behind)
+        ax.text(value, place, f"{count}", bbox=behind, **look)
 
 
 def identity_line(ax: Axes) -> None:

@@ -387,13 +387,14 @@ def draw(computed: Computed) -> dict[str, Figure]:
         return {}
     names = reader_names(table.task.unique())
     between = computed["between_steps"].replace({"task": names})
-    return {"figure.png": _curves(table.replace({"task": names})), "figure_more.png": _heat_maps(between)}
+    losses = computed["summary"].replace({"task": names}).set_index("task")["train loss"]
+    return {"figure.png": _curves(table.replace({"task": names}), losses), "figure_more.png": _heat_maps(between)}
 
 
-def _curves(table: pd.DataFrame) -> Figure:
+def _curves(table: pd.DataFrame, losses: pd.Series) -> Figure:
     """Draw a panel for each task: correlation with the exact solution over steps, for each batch size."""
     num_tasks = table.task.nunique()
-    figure, axes = plots.figure(1, num_tasks, panel_size=(4.0 if num_tasks > 1 else 7.9, 3.6), sharey=True)
+    figure, axes = plots.figure(1, num_tasks, panel_size=(3.4 if num_tasks > 1 else 7.9, 3.6), sharey=True)
     styles: Any = {role: style | {"marker": ""} for role, style in panels.styles_of(ROLES).items()}
     for ax, (task, own) in zip(axes[0], table.groupby("task", sort=False), strict=True):
         sizes = own.batch_size.unique().tolist()
@@ -404,7 +405,7 @@ def _curves(table: pd.DataFrame) -> Figure:
         alone = means[means.num_runs > 1]
         panels.lines(ax, alone, x="step", y="pearson_one_run", label=ROLES[3], styles=styles)
         panels.rule(ax, y=1, label="the paper, between steps: to 1 within 1,000", color="black")
-        title = f"{task}\n|B| = " + ", ".join(f"{size:.0f}" for size in sizes)
+        title = f"{task}\nloss {losses[task]:.2g}, |B| = " + ", ".join(f"{size:.0f}" for size in sizes)
         panels.frame(ax, x="step", title=title, log="x")
         ax.set_ylim(np.floor(2 * table[["pearson", "pearson_one_run"]].min().min()) / 2, 1.08)
     axes[0, 0].set_ylabel("correlation of influences\nwith the exact solution's")

@@ -331,8 +331,7 @@ def _any_start(claim: Claim, start: pd.DataFrame) -> ClaimResult:
         "it says. 2 (1 - δ)^t ‖u_0 - u*‖² + 2 δ⁻¹ η² Δ holds for every start (here at most "
         f"{float((start.exact / start.corrected).max()):.2f} of it): two terms, no cross term."
     )
-    values, stderrs = start.error / start.theorem, start.error_stderr / start.theorem
-    return judge_row(claim, start, values, place, f"t = {start.step.iloc[place]}", why, stderrs=stderrs)
+    return judge_row(claim, start, ratios, place, f"t = {start.step.iloc[place]}", why)
 
 
 def _uniform(claim: Claim, limits: pd.DataFrame) -> ClaimResult:

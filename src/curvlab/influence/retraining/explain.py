@@ -29,8 +29,7 @@ from curvlab.training.history import AdamRule, SGDRule
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Of five, distinguishable in print and by the colour-blind (Okabe & Ito).
-_COLORS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7")
+_COLORS = ("#1a1a1a", "#8a8a8a", "#545454", "#dcdcdc", "#b4b4b4")  # gaps are no methods, whose are hues
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -135,4 +135,7 @@ def _same_ids(*names: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except ValueError as error:  # a damaged sheet, which it names
+        sys.exit(f"error: {error}")

@@ -288,19 +288,31 @@ def _with_error(claim: Claim, found: pd.Series, column: str, why: str) -> ClaimR
 
 # ------------------------------------------------------------------------------------ draw
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the figure: traces of both sides of the condition against the batch size, a panel for each task."""
+    """Return the figure: traces of both sides against the batch size, a panel for each task, and C of all."""
     table = computed["table"]
     measured = computed["constants"].set_index("task").sort_values("train_loss", ascending=False)
     names = reader_names(measured.index)
-    figure, axes = plots.figure(1, len(measured), panel_size=(3.1, 3.4))
-    for ax, (task, constants) in zip(axes[0], measured.iterrows(), strict=True):
+    figure, axes = plots.figure(1, len(measured) + 1, panel_size=(3.1, 3.4))
+    for ax, (task, constants) in zip(axes[0], measured.iterrows(), strict=False):
         _panel(ax, table[table.task == task], constants)
         low, high = constants["at_least"], constants["at_most"]
         reach = f"C is {low:.2g} to {high:.2g}" if np.isfinite(high) else f"C is at least {low:.2g}"
         ax.set_title(f"{names[str(task)]}\nloss {constants['train_loss']:.2g}: {reach}", fontsize=9)
     axes[0, 0].set_ylabel("trace / P")
+    _constants(axes[0, -1], measured)
     panels.legend(figure, columns=2)
     return {"figure.png": figure}
+
+
+def _constants(ax: Axes, measured: pd.DataFrame) -> None:
+    """Draw C of each task against its training loss, from the worst direction tried to what is enough."""
+    enough = measured.at_most.where(np.isfinite(measured.at_most), measured.at_least)
+    ax.vlines(measured.train_loss, measured.at_least, enough, color="black", linewidth=1.2)
+    for ends, marker in ((measured.at_least, "o"), (enough, "_")):
+        ax.plot(measured.train_loss, ends, marker, color="black", markersize=4 if marker == "o" else 9)
+    ax.axhline(measured.assumed.iloc[0], linestyle="--", color="black", linewidth=1.2)
+    ax.set_title("C: worst direction tried (dot)\nto what is enough (bar)", fontsize=9)
+    panels.frame(ax, x="training loss", log="xy")
 
 
 def _panel(ax: Axes, own: pd.DataFrame, constants: pd.Series) -> None:

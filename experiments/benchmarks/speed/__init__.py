@@ -21,9 +21,12 @@ product_parts.csv times a product with 25 vectors by parts, over one forward and
 a forward that carries its tangent (three convolutions a layer: W x, W dx, dW x) and a backward (two more): 5F
 beside a floor of 4F, so 1.25 is the least for vectors in turns, each of which computes W x anew. `columns="vmap"`
 computes it once, which leaves 4F + F/25 a vector. It is not the default for convolutions on a CPU: small networks
-take longer by it, and it holds the tangents' activations of eight vectors. On the AMD processor of
-the published tables a convolutional network's product is no faster with weights and images as `channels_last`, and
-slower in two passes.
+take longer by it, and it holds the tangents' activations of eight vectors.
+
+product_ways.csv times a product with one vector in forward mode, the default, and in two passes
+(`low_memory=True`), each also with weights and images as `channels_last`, and the gradient in both formats.
+`to_default` is over forward mode in PyTorch's own format, of a gradient over the gradient in that: means over
+rounds, t intervals.
 
 **Models** (models.csv): ten of transformers and torchvision. Memory of one product with one vector, over that of
 one gradient step (forward, backward, SGD without momentum: the cheapest step there is): all that a computation

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,12 +24,14 @@ from curvlab.lab import Computed, Run, panels, plots
 from curvlab.lab.runs.record import device_name, read_record
 from experiments.benchmarks.speed.networks import Case, build_case
 from experiments.shared.gauges import Compute, kernel_threads, measure_peak, measure_times, searched_once
+from experiments.shared.stats import in_columns
 
 FORWARD, GRADIENT = "forward", "gradient"
 MUST_WORK = (FORWARD, GRADIENT, "curvlab")  # peers do not take every model
 DUAL, BACKWARD, TANGENTS = "forward with one tangent", "backward", "tangents, several at once"
 LOOP, VMAP = "product, vectors in turns", "product, columns='vmap'"
 FLOOR = "one forward + one gradient"
+DEFAULT, TWO_PASSES, LAST = "forward mode", "two passes", ", channels last"
 
 
 class NotInstalledError(Exception):
@@ -36,12 +39,14 @@ class NotInstalledError(Exception):
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return one row for each model, number of vectors and method, in milliseconds for each vector; and parts."""
+    """Return one row for each model, number of vectors and method, in milliseconds a vector; parts; and ways."""
     rows: list[dict[str, Any]] = []
     for name in run.progress(list(cfg.products.models), "products"):
         rows += _model_rows(run, str(name), cfg)
     parts = [row for name in cfg.products.profiles for row in _part_rows(run, str(name), cfg)]
-    return {"products": pd.DataFrame(rows)} | ({"product_parts": pd.DataFrame(parts)} if parts else {})
+    ways = [row for name in cfg.products.ways for row in _way_rows(run, str(name), cfg)]
+    tables = {"products": rows, "product_parts": parts, "product_ways": ways}
+    return {name: pd.DataFrame(own) for name, own in tables.items() if own}
 
 
 def _model_rows(run: Run, name: str, cfg: DictConfig) -> list[dict[str, Any]]:
@@ -230,6 +235,49 @@ def _share_of_convolutions(compute: Compute) -> float:
     total = sum(event.self_cpu_time_total for event in events)
     inside = sum(event.self_cpu_time_total for event in events if "convolution" in event.key)
     return float(inside / total) if total else float("nan")
+
+
+# ------------------------------------------------------------------------------------ ways of ours
+def _way_rows(run: Run, name: str, cfg: DictConfig) -> list[dict[str, Any]]:
+    """Return a row for each way: milliseconds, of a product with one vector over the default's in its round."""
+    settings: dict[str, Any] = OmegaConf.to_container(cfg.products.models[name], resolve=True)  # type: ignore[assignment]
+    key = {"model_config": settings, "num_threads": cfg.num_threads, "num_rounds": cfg.products.way_rounds}
+
+    def measure() -> dict[str, Any]:
+        ways = ways_of(build_case(settings, run.generator("model", name), run.device))
+        with kernel_threads(cfg.num_threads):
+            for compute in ways.values():
+                compute()  # warm up
+            times = measure_times(ways, num_rounds=cfg.products.way_rounds, device=run.device)
+        return {"times": times, "device": device_name(run.device)}
+
+    key |= {"device": run.device.type}
+    found = run.unit("benchmarks/curvature/ways", key, measure, version=1, about=f"ways of products of {name}")
+    rows = []
+    for way, times in found["times"].items():
+        ratios = np.asarray(times) / np.asarray(found["times"][GRADIENT if way.startswith(GRADIENT) else DEFAULT])
+        row = {"model": name, "batch_size": settings["batch_size"], "way": way, "rounds": len(times)}
+        row |= {"milliseconds": 1e3 * float(np.median(times))} | in_columns("to_default", ratios, unit="rounds")
+        rows.append(row | {"device": found["device"]})
+    return rows
+
+
+def ways_of(case: Case) -> dict[str, Compute]:
+    """Return products in forward mode and in two passes, and a gradient, also with channels last for images."""
+    formats = {"": case}
+    if isinstance(case.inputs, Tensor) and case.inputs.ndim == 4:
+        model = copy.deepcopy(case.model).to(memory_format=torch.channels_last)
+        images = case.inputs.to(memory_format=torch.channels_last)
+        formats[LAST] = Case(model, images, case.targets, case.generator)
+    ways: dict[str, Compute] = {}
+    vector = case.vectors(1)[:, 0]
+    for suffix, own in formats.items():
+        arguments = (own.model, nn.CrossEntropyLoss(), (own.inputs, own.targets))
+        for way, low_memory in ((DEFAULT, False), (TWO_PASSES, True)):
+            matrix = GaussNewtonOperator(*arguments, batch_size=len(own.targets), low_memory=low_memory)
+            ways[way + suffix] = partial(matrix.matvec, vector)
+        ways[GRADIENT + suffix] = product_of(GRADIENT, own, 1)
+    return ways
 
 
 # ------------------------------------------------------------------------------------ figure

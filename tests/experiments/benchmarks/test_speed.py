@@ -25,7 +25,7 @@ from experiments.benchmarks.speed.models import (
     rounding_errors,
 )
 from experiments.benchmarks.speed.networks import build_case
-from experiments.benchmarks.speed.products import LOOP, VMAP, part_computations, product_of
+from experiments.benchmarks.speed.products import LAST, LOOP, VMAP, part_computations, product_of, ways_of
 from experiments.benchmarks.speed.steps import OPTIMIZERS, PARTS, Recorder, part_of
 from experiments.shared.gauges import measure_peak, measure_times, searched_once
 
@@ -58,7 +58,7 @@ def test_all_parts_have_their_figures_and_claims(result: Computed) -> None:
 
 def test_a_part_runs_alone(run_smoke) -> None:
     folder = run_smoke("benchmarks/speed", "parts=[products]")
-    assert set(Computed.of(folder)) == {"products", "product_parts"}
+    assert set(Computed.of(folder)) == {"products", "product_parts", "product_ways"}
     assert {claim.verdict for claim in load_claims(folder)} == {"out of reach"}
 
 
@@ -88,6 +88,19 @@ def test_both_libraries_multiply_the_same_matrix(count: int) -> None:
 def test_vectors_in_turns_and_through_one_forward_give_the_same_product() -> None:
     parts = part_computations(build_case(CONVOLUTIONAL, torch.Generator().manual_seed(0), CPU), 3)
     assert_close(parts[LOOP](), parts[VMAP](), rtol=1e-4, atol=1e-6)
+
+
+def test_all_ways_give_the_same_product_and_gradient(result: Computed) -> None:
+    case = build_case(CONVOLUTIONAL, torch.Generator().manual_seed(0), CPU)
+    found = {way: compute() for way, compute in ways_of(case).items()}
+    assert len(found) == 2 * len([way for way in found if LAST in way]) == 6
+    for way, value in found.items():
+        same_work = "gradient" if "gradient" in way else "forward mode"
+        assert_close(value, found[same_work], rtol=1e-4, atol=1e-6)
+    table = result["product_ways"].set_index("way")
+    assert set(table.index) == {way for way in found if LAST not in way}  # of an MLP
+    assert (table.loc[["forward mode", "gradient"], "to_default"] == 1).all()
+    assert table.loc["two passes", "to_default"] != 1
 
 
 def test_methods_take_turns() -> None:

@@ -15,11 +15,21 @@ import matplotlib.image
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from curvlab.lab.runs import over_ranks
 from curvlab.lab.runs.overrides import ConfigurationError
-from curvlab.lab.runs.record import Commit, grouped, read_commit, read_record, recorded_units, sign, without_paths
+from curvlab.lab.runs.record import (
+    Commit,
+    device_name,
+    grouped,
+    read_commit,
+    read_record,
+    recorded_units,
+    sign,
+    without_paths,
+)
 from curvlab.lab.runs.tracking import Tracker, start_tracker
 from tests.refusals import refuses
 from tests.warm import Warm
@@ -35,6 +45,13 @@ def test_who_judged_and_drew_stands_apart_from_who_computed(tmp_path: Path) -> N
         "judged": {"commit": "bb", "clean": True},
         "drawn": {"commit": "cc", "clean": False},
     }
+
+
+def test_a_processor_whose_name_has_no_number_is_told_by_its_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, told in (("AMD EPYC", "AMD EPYC (family 26, model 2)"), ("Xeon 8488C", "Xeon 8488C")):
+        text = f"processor\t: 0\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: {name}\n"
+        monkeypatch.setattr(Path, "read_text", lambda path, encoding, text=text: text)
+        assert device_name(torch.device("cpu")) == told
 
 
 def test_missing_and_damaged_records_say_what_to_do(tmp_path: Path) -> None:

@@ -120,8 +120,11 @@ def device_name(device: torch.device) -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor() or platform.machine() or UNKNOWN
+    found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    name = found.get("model name") or platform.processor() or platform.machine() or UNKNOWN
+    if "cpu family" in found and not any(letter.isdigit() for letter in name):  # a virtual machine may hide it
+        name += f" (family {found['cpu family']}, model {found['model']})"
+    return name
 
 
 def machine_of(device: torch.device) -> dict[str, Any]:

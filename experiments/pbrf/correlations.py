@@ -21,7 +21,7 @@ from curvlab.lab import Run, load_paper_numbers, task_settings
 from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, Interval, bootstrap_interval, judge, out_of_reach
 from curvlab.lab.claims.claims import DIRECTION_ONLY, OUT_OF_REACH, REPRODUCED
 from experiments.papers import FOLDER
-from experiments.pbrf.gaps import arrived, explained
+from experiments.pbrf.gaps import arrived, explained, withheld
 from experiments.pbrf.minima import MAX_DISTANCE, REACHED, carried_on, small_weight
 from experiments.pbrf.networks import load_network
 from experiments.pbrf.responses import EXACT, OWN_LENGTH, Decomposition
@@ -382,7 +382,7 @@ def only_if(result: ClaimResult, condition: ClaimResult, reason: str) -> ClaimRe
     """Return the result, out of reach unless the condition holds at least in direction."""
     if condition.verdict in (REPRODUCED, DIRECTION_ONLY) or result.verdict == OUT_OF_REACH:
         return result
-    return replace(result, verdict=OUT_OF_REACH, explanation=f"{reason} {result.explanation}")
+    return withheld(result, reason)
 
 
 def judge_central(computed: Mapping[str, pd.DataFrame], claims: ClaimSheet) -> list[ClaimResult]:

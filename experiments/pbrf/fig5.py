@@ -30,24 +30,24 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
 from curvlab.influence.retraining import GAPS, LABELS, RETRAINED
 from curvlab.lab import Computed, ConfigurationError, Run, Target, panels, plots, task_label, task_settings
+from curvlab.lab import load_paper_numbers as load_numbers
 from curvlab.lab.claims import ClaimResult, ClaimSheet, Interval, out_of_reach, t_interval
 from curvlab.lab.claims import judge as judge_claim
-from curvlab.lab.claims.claims import OUT_OF_REACH
 from curvlab.training import TrainingDivergedError
-from experiments.pbrf.gaps import explained
+from experiments.papers import FOLDER
+from experiments.pbrf.gaps import arrived, explained, withheld
 from experiments.pbrf.networks import load_network
 from experiments.pbrf.responses import NORMS, Decomposition
 from experiments.shared import stats
@@ -124,14 +124,6 @@ def levels(settings: DictConfig) -> list[Level]:
     if level is not None:
         wanted = {chosen: [level]}
     return [_level(settings, factor, value) for factor, values in wanted.items() for value in values]
-
-
-def base_level(settings: DictConfig, factor: str) -> float | None:
-    """Return the value that the task itself has; None of `removed`, which is one example there."""
-    sizes, training = settings.model.hidden_sizes, settings.training
-    own = {"width": sizes[0], "depth": len(sizes), "epochs": training.num_epochs}
-    own |= {"weight_decay": training.weight_decay, "damping": settings.damping}
-    return own.get(factor)
 
 
 def _level(settings: DictConfig, factor: str, value: Any) -> Level:
@@ -329,13 +321,7 @@ def _slope(claims: ClaimSheet, name: str, task: str, own: pd.DataFrame, table: p
     needed, interval = claim.criterion.at_least, result.interval
     if gap != RATIO or needed is None or interval is None or not interval.low <= 0 <= interval.high:
         return result
-    if (steepest := _steepest(own[own.factor == factor])) >= needed:
-        return result
-    why = (
-        "The stated size is out of reach, the sign open: the estimate moves so little beside what retraining "
-        f"moves that in one of the seeds no direction of it has a slope above {steepest:.2g}."
-    )
-    return replace(result, verdict=OUT_OF_REACH, explanation=f"{why} {result.explanation}".strip())
+    return withheld(result, arrived(slope=needed, steepest=_steepest(own[own.factor == factor])))
 
 
 def _steepest(own: pd.DataFrame) -> float:
@@ -359,7 +345,8 @@ def _share(claims: ClaimSheet, factor: str, own: pd.DataFrame, networks: pd.Data
     means = pd.DataFrame(own.groupby(["seed", "level", "gap"]).per_example.agg(_mean).unstack())
     of = f"{factor}-{own.task.iloc[0]}"
     if SOLVER_BY_LISSA not in means:
-        return out_of_reach(claims.claim(SMALL, of=of, zero="unknown size"), "LiSSA was not taken in this run.")
+        claim = claims.claim(SMALL, of=of, zero="unknown size")
+        return out_of_reach(claim, arrived(is_exact=False, residual=math.nan))
     shares, zeros = (_shares(means, solver) for solver in (SOLVER_BY_LISSA, BY_LINEARISED))
     claim = claims.claim(SMALL, of=of, zero=f"{zeros.groupby('seed').max().mean():.2g}")
     if shares.isna().any():
@@ -381,70 +368,57 @@ def _shares(means: pd.DataFrame, solver: str) -> pd.Series:
 
 
 # ------------------------------------------------------------------------------------ draw
-AXES = {
-    "width": "width",
-    "depth": "depth (hidden layers)",
-    "epochs": "training epochs",
-    "weight_decay": "weight decay",
-    "damping": "damping",
-    "removed": "fraction of the training set removed",
-}
-LINEAR = ("depth", "removed")
-STYLES = panels.styles_of([LABELS[gap] for gap in ("proximity", "linearisation", *GAPS)])  # darkest first
-HEADLINE = ("damping", "removed")
+AXES = {"depth": "hidden layers", "weight_decay": "weight decay", "removed": "share removed"}
+SHARES = {SOLVER_BY_LISSA: "LiSSA", "solver": "exact solve", BY_LINEARISED: "an estimate of zero"}
+# Rows of panels: what retraining adds, and influence's own errors; from dark to bright.
+RETRAINING = {gap: LABELS[gap] for gap in ("warm_start", "non_convergence", "proximity")}
+OWN = {SOLVER_BY_LISSA: "LiSSA's error", "solver": "exact solve's error", "linearisation": LABELS["linearisation"]}
+STYLES = panels.styles_of(RETRAINING.values()) | panels.styles_of([*OWN.values(), *SHARES.values()])
+NOTE = "mean over seeds, each of its points or groups, 95 % t interval; bars to the lower edge go on to zero"
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the two factors of the first task whose slopes are known beforehand, and all of its factors."""
-    name, settings = next(iter(task_settings(computed.config).items()))
-    own = computed["table"][computed["table"].task == task_label(name)]
-    factors = own.factor.unique().tolist()
-    shown = [factor for factor in HEADLINE if factor in factors] or factors[:2]
-    headline, more = (_draw_task(own, settings, *of) for of in ((shown, 3.8), (factors, 2.7)))
-    return {"figure.png": headline, "figure_more.png": more}
+    """Return the share of linearisation and solver in the five gaps, and the gaps, by task, factor and level."""
+    key = ["task", "factor", "level", "seed", "gap"]
+    gaps = pd.DataFrame(computed["points"].groupby(key, sort=False).per_example.agg(_mean).unstack())
+    shares = {name: 100 * _shares(gaps, solver) for solver, name in SHARES.items() if solver in gaps}
+    share = _panels({"": pd.DataFrame(shares)}, 2.4, "linearisation and solver,\n% of the five gaps' sum")
+    printed = load_numbers("pbrf", folder=FOLDER).in_table("Table 5")
+    paper = pd.Series({(number.row, number.column): number.value for number in printed}).unstack()
+    for ax in (ax for ax in share.axes if ax.axison):
+        largest = 100 * _shares(paper, "solver").max()
+        panels.rule(ax, y=largest, linestyle="-", label=f"the paper's largest, {largest:.2g} % (Table 5)")
+    parts = {"retraining:\n": RETRAINING, "influence:\n": OWN}
+    rows = {part: gaps.rename(columns=names).filter([*names.values()]) for part, names in parts.items()}
+    figures = {"figure.png": share, "figure_more.png": _panels(rows, 1.9, "gap / √N")}
+    for figure in figures.values():
+        panels.legend(figure, title=NOTE)
+    return figures
 
 
-def _draw_task(table: pd.DataFrame, settings: DictConfig, factors: list[str], height: float) -> Figure:
-    columns = min(3, len(factors))
-    panel = (7.8 / columns, height)
-    figure, axes = plots.figure(math.ceil(len(factors) / columns), columns, panel_size=panel, sharey=True)
-    for ax, factor in zip(axes.flat, factors, strict=False):
-        own = table[(table.factor == factor) & table.gap.isin([*GAPS, "moved", SOLVER_BY_LISSA])]
-        _draw_factor(ax, factor, own)
-        base = base_level(settings, factor)
-        if base is not None and own.level.min() <= base <= own.level.max():
-            panels.rule(ax, x=base, linestyle=":")
-    for ax in axes[:, 0]:
-        ax.set_ylabel("gap / √N")
-    for ax in axes.flat[len(factors) :]:
-        ax.set_axis_off()
-    task, size = table.task.iloc[0], int(table.N.iloc[0])
-    axes[0, 0].set_title(f"{task}, N = {size}", loc="left")
-    note = (
-        f"mean over {int(table.groups.max())} points or groups, ± standard deviation of {int(table.seeds.max())} "
-        "seeds\ndotted: level of the other panels"
-    )
-    panels.legend(figure, title=note, columns=3)
+def _panels(rows: Mapping[str, pd.DataFrame], height: float, label: str) -> Figure:
+    """Return a figure with a column of panels for each factor and, for each task, a row for each of `rows`."""
+    index = next(iter(rows.values())).index
+    tasks, factors = index.unique("task"), [name for name in FACTORS if name in index.unique("factor")]
+    size = (7.8 / len(factors), height)
+    figure, axes = plots.figure(len(rows) * len(tasks), len(factors), panel_size=size, sharey="row")
+    for line, (task, (part, table)) in zip(axes, product(tasks, rows.items()), strict=True):
+        for ax, factor in zip(line, factors, strict=True):
+            own = table[table.index.isin([task], "task") & table.index.isin([factor], "factor")]
+            if own.empty:
+                ax.set_axis_off()
+                continue
+            levels = own.index.unique("level").sort_values()
+            for turn, name in enumerate(map(str, own)):  # side by side, or those that agree would hide each other
+                values = own[name].dropna().reset_index()
+                place = values.level.map(levels.get_loc) + 0.16 * (turn - (own.shape[1] - 1) / 2)
+                look: Any = {"label": name, "styles": STYLES, "bars": True}
+                panels.lines(ax, values.assign(place=place), x="place", y=name, **look)
+            panels.frame(ax, x=AXES.get(factor, factor), log="y")
+            few = slice(None, None, math.ceil(len(levels) / 4))
+            ax.set_xticks(range(len(levels))[few], [f"{level:g}" for level in levels[few]], fontsize=8)
+        smallest = table[table.index.isin([task], "task")].groupby(["factor", "level"]).mean()
+        line[0].set_ylim(bottom=smallest.where(smallest > 0).min().min() / 3 if len(smallest.dropna()) else None)
+        line[0].set_ylabel(f"{part}{label}")
+        line[0].set_title(task, loc="left")
     return figure
-
-
-def _draw_factor(ax: Axes, factor: str, own: pd.DataFrame) -> None:
-    moved = own[(own.gap == "moved") & (own["mean"] > 0)].sort_values("level")
-    panels.lines(
-        ax, moved, x="level", y="mean", label="outputs moved by influence", color=panels.GREY, linestyle="--"
-    )
-    for gap in GAPS:
-        curve = own[(own.gap == gap) & (own["mean"] > 0)].sort_values("level")
-        spread = curve["seed std"].fillna(0.0)
-        ends = curve.assign(
-            low=curve["mean"] - np.minimum(spread, 0.9 * curve["mean"]), high=curve["mean"] + spread
-        )
-        look: dict[str, Any] = {"label": LABELS[gap], "styles": STYLES, "bars": True}
-        panels.lines(ax, ends, x="level", y="mean", low="low", high="high", **look)
-    lissa = own[(own.gap == SOLVER_BY_LISSA) & (own["mean"] > 0)].sort_values("level")
-    if len(lissa):
-        colour = STYLES[LABELS["solver"]]["color"]
-        panels.lines(ax, lissa, x="level", y="mean", label="solver error of LiSSA", color=colour, linestyle=":")
-    panels.frame(ax, x=AXES[factor], log="y" if factor in LINEAR else "xy")
-    if own.level.nunique() <= 4:
-        ax.set_xticks(sorted(own.level.unique()))

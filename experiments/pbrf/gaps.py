@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from curvlab.influence.retraining import GAPS, LABELS
 from curvlab.lab import Computed, Run, load_paper_numbers, panels, plots, task_settings
 from curvlab.lab.claims import Claim, ClaimResult, judge, out_of_reach, t_interval
-from curvlab.lab.claims.claims import REPRODUCED
+from curvlab.lab.claims.claims import OUT_OF_REACH, REPRODUCED
 from experiments.papers import FOLDER
 from experiments.pbrf.networks import load_network
 from experiments.pbrf.responses import NORMS, Decomposition
@@ -136,14 +136,17 @@ def arrived(
     learned: bool = True,
     moved: float = math.nan,
     moved_by_linearised: float = math.nan,
+    slope: float = math.nan,
+    steepest: float = math.nan,
 ) -> str:
     """Return why a network decides nothing about an estimate; nothing where it does. What is nan is not asked.
 
-    Three things are needed. The network has learned something: its training loss is below that of the best
+    Four things are needed. The network has learned something: its training loss is below that of the best
     constant outputs. The estimate is what it is called: an exact one solved to `LARGEST_RESIDUAL`, LiSSA finite at
-    the paper's depth, whatever its residual. And the retraining has got somewhere: its linearisation, which tends
+    the paper's depth, whatever its residual. The retraining has got somewhere: its linearisation, which tends
     to the exact estimate, has moved the outputs by at least half of what that does; where it has hardly begun,
-    anything is linear, and nothing predicts it for a reason.
+    anything is linear, and nothing predicts it for a reason. And the estimate is long enough: pointing somewhere,
+    its `steepest` slope could be the `slope` that is needed.
     """
     if not learned:
         return "θ^s has learned nothing: constant outputs have a training loss as low."
@@ -158,12 +161,24 @@ def arrived(
             f"The retraining has hardly begun: linearised, it has moved the outputs by {share:.2g} of what the "
             f"influence estimate does, needed: {MOVED:g}."
         )
+    if steepest < slope:
+        return (
+            "The stated size is out of reach, the sign open: the estimate moves so little beside what retraining "
+            f"moves that in one of the seeds no direction of it has a slope above {steepest:.2g}."
+        )
     return ""
 
 
 def explained(result: ClaimResult, why: str) -> ClaimResult:
     """Return the result with its explanation also where it is reproduced."""
     return replace(result, explanation=why) if result.verdict == REPRODUCED else result
+
+
+def withheld(result: ClaimResult, reason: str) -> ClaimResult:
+    """Return the result, out of reach with what was measured, where there is a reason, see `arrived`."""
+    if not reason:
+        return result
+    return replace(result, verdict=OUT_OF_REACH, explanation=f"{reason} {result.explanation}".strip())
 
 
 def by_point(points: pd.DataFrame, norm: str = "per_example") -> pd.DataFrame:

@@ -40,6 +40,7 @@ from curvlab.lab import judge as judge_claim
 from curvlab.lab.claims.claims import OUT_OF_REACH
 from experiments.pbrf.correlation_plot import draw  # noqa: F401  this target's
 from experiments.pbrf.correlations import PAPER, PBRF, Judged, correlation_tables
+from experiments.pbrf.gaps import withheld
 from experiments.pbrf.responses import EXACT, OWN_LENGTH, Decomposition, rows_of_networks
 from experiments.shared import stats
 
@@ -152,6 +153,5 @@ def _judge(
         result = replace(result, explanation=f"{result.explanation} {beside}")
     largest = max(own.values(response, estimate=estimates[0]).mean() for response in PAIRS[name])
     if name.endswith("below-pbrf") and largest < AT_ALL and result.verdict != OUT_OF_REACH:
-        reason = f"Influence correlates with neither (at most {largest:.2f})."
-        return replace(result, verdict=OUT_OF_REACH, explanation=f"{reason} {result.explanation}")
+        return withheld(result, f"Influence correlates with neither (at most {largest:.2f}).")
     return result

@@ -308,7 +308,7 @@ MOST = {("ginger", "embedded"): 1 / 8, ("ginger", "laptop"): 1 / 8, ("pbrf", "em
 @pytest.mark.parametrize("preset", ["embedded", "laptop"])
 @pytest.mark.parametrize("paper", PAPERS)
 def test_what_is_asked_of_a_preset_is_decided_but_for_few_claims(paper: str, preset: str) -> None:
-    folders = [path.parent for path in (ROOT / "results" / paper).glob(f"*/{preset}/claims.json")]
+    folders = [path.parent for path in (ROOT / "results").glob(f"*/*/{preset}/claims.json")]
     claims = [result for folder in folders for result in load_claims(folder)]
     own = [result for result in claims if result.claim.source.startswith(PAPERS[paper])]
     asked = [result for result in own if result.verdict != NOT_ASKED]

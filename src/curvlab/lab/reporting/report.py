@@ -69,7 +69,8 @@ def _first_page(
     shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str, str], told: Mapping[str, PaperFindings]
 ) -> str:
     papers = [paper for paper in shown if paper != "benchmarks"]
-    counted = {paper: causes.standings(paper, largest_judged(shown[paper])) for paper in papers}
+    chosen = [folder for own in shown.values() for folder in largest_judged(own)]  # a claim is its source's
+    counted = {paper: causes.standings(paper, chosen) for paper in papers}
     standings = []
     for paper, counts in counted.items():
         counts[NOT_JUDGED] = counts[OUT_OF_REACH] + counts[NOT_ASKED]
@@ -303,9 +304,9 @@ def _commands(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str, 
 
 def _left_open(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str, str]) -> list[str]:
     """Return how many of each paper's own claims one preset leaves open, and why; what it did not ask counts."""
-    rows = []
-    for paper, own in shown.items():
-        claims = [each for folder in own if folder.preset == OPEN_AT for each in causes.own_claims(paper, folder)]
+    rows, folders = [], [folder for own in shown.values() for folder in own if folder.preset == OPEN_AT]
+    for paper in shown:
+        claims = [each for folder in folders for each in causes.own_claims(paper, folder)]
         if paper == "benchmarks" or not claims:
             continue
         counts = Counter(each.verdict for each in claims)

@@ -118,7 +118,7 @@ def test_the_first_page_counts_the_papers_own_claims_at_the_largest_judged_prese
     assert "| [Klochkov & Liu 2024](lissa/README.md) | 2 | 1 | 0 | 0 | 0 | 0 |" in first
     place = "lissa/README.md#lissa-fig1-lissa-against-pbrf"
     assert f"| LiSSA gives the PBRF. | [reproduced]({place}) | It does, 0.998 (0.995 to 0.999). |" in first
-    assert "![LiSSA against PBRF](lissa/fig1/laptop/figure.png)" in first
+    assert "![lissa-fig1](lissa/fig1/laptop/figure.png)" in first
     assert "](benchmarks/README.md)" in first
     assert "bench-speed" not in first
 

@@ -81,8 +81,7 @@ def _first_page(
     lines = [
         "# What five papers claim, and what came out",
         "",
-        "Judged by rule, mostly on small networks and data (preset `laptop`).",
-        "†: the criterion changed after results.",
+        "Judged by rule, mostly on small networks and data (preset `laptop`, for some `paper`).",
         "[Commands, devices, times](REPRODUCE.md); [misprints and counter-examples](MISPRINTS.md).",
         "",
         "![Each headline's verdict; our value, where the claim holds, the paper's number](findings.png)",
@@ -106,7 +105,7 @@ def _first_page(
         lines += [*markdown(("it says", "verdict", "we found"), rows), ""]
         for folder in largest_judged(shown[paper]):
             if folder.key == told[paper].picture and folder.pictures:
-                lines += [_picture(folder, f"{paper}/"), ""]
+                lines += [_picture(folder, f"{paper}/", folder.target), ""]
     if "benchmarks" in shown:
         lines += ["[This library beside its peers](benchmarks/README.md).", ""]
     return "\n".join(lines)
@@ -195,7 +194,7 @@ def _target_section(folder: ResultFolder, others: Sequence[ResultFolder]) -> lis
     lines = [f"### {folder.target}{f': {title}' if title else ''}", ""]
     lines += [f"**Damaged:** {problem}" for each in (folder, *others) for problem in each.problems]
     if folder.pictures:
-        lines += [_picture(folder, ""), ""]
+        lines += [_picture(folder, "", _cell(str(folder.record.get("title") or folder.target))), ""]
     files = [f"[{name}]({place}/{name})" for name in (*folder.tables, *folder.pictures[1:])]
     lines += [
         f"`{folder.command}`, {_cost(record)}; {folder.computed_by}. {', '.join(files)}, "
@@ -387,8 +386,7 @@ def _listed(entries: Any) -> str:
     return ", ".join(map(number_text, entries)) if isinstance(entries, list) else number_text(entries)
 
 
-def _picture(folder: ResultFolder, base: str) -> str:
-    about = _cell(str(folder.record.get("title") or folder.target))
+def _picture(folder: ResultFolder, base: str, about: str) -> str:
     return f"![{about}]({base}{folder.item}/{folder.preset}/{folder.pictures[0]})"
 
 

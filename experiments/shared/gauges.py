@@ -83,9 +83,7 @@ def measure_peak(compute: Compute, device: torch.device) -> float:
         before = torch.cuda.memory_allocated(device)
         compute()
         return (torch.cuda.max_memory_allocated(device) - before) / 2**20
-    # What the allocator keeps from earlier calls would hide the rise.
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return_freed_memory()  # what the allocator keeps from earlier calls would hide the rise
     try:
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM (Linux, proc(5))
         before = _status("VmRSS")
@@ -93,6 +91,12 @@ def measure_peak(compute: Compute, device: torch.device) -> float:
         return (_status("VmHWM") - before) / 2**10
     except OSError:
         return float("nan")
+
+
+def return_freed_memory() -> None:
+    """Give back what glibc keeps of freed memory: megabytes that are freed and asked for again pile up."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _status(field: str) -> int:

@@ -169,7 +169,7 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
     assert claims["ginger/tab1/training-loss-published-mlp-fashion-mnist"].interval.num_samples == 10
     higher = claims["ngd/fig5/llc-plateaus-higher-ffnn-128-128-mnist-10000"]
     assert re.search(r"From each rate to the next: ngd-middle \+.*, ngd-high -", higher.explanation)
-    assert "On MNIST the larger of two of the paper's rates ends higher;" in told
+    assert "the middle of three rates' LLC ends above the smallest's;" in told
     assert verdicts("ngd/fig5/llc-plateaus-higher-ffnn-6-6-digits") == [NOT_REPRODUCED]
     assert "On digits exact NGD ends lower at the larger." in told
     assert claims["lissa/tab1/constant-two-saturated"].value > 2 * 10

@@ -21,6 +21,7 @@ from curvlab.solvers import (
 )
 from curvlab.solvers.gradient_flow import KrylovSpace
 from curvlab.solvers.preconditioners import plan_rows, predicted_steps
+from curvlab.spectrum import top_eigenvalues
 
 
 def test_nystrom_for_several_right_hand_sides_of_a_large_matrix() -> None:
@@ -100,20 +101,62 @@ def test_without_curvature_one_step() -> None:
     assert predicted_steps(0.0, 25, 1e-2) == 1
 
 
-def test_all_rows_of_a_regression() -> None:
-    """The rows of the whole data, although no example holds more than another."""
+def regression(num_examples: int, num_inputs: int, width: int) -> GaussNewtonOperator:
+    """A network of one layer on points of which none has more curvature of the loss than another."""
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(200, 40, generator=generator, dtype=torch.float64)
-    model = nn.Sequential(nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 1)).double()
-    damped = GaussNewtonOperator(model, nn.MSELoss(), (inputs, inputs[:, :1])) + 1e-3 * identity
-    b = damped.randn(10, generator)
+    inputs = torch.randn(num_examples, num_inputs, generator=generator, dtype=torch.float64)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(num_inputs, width), nn.Tanh(), nn.Linear(width, 1)).double()
+    return GaussNewtonOperator(model, nn.MSELoss(), (inputs, inputs[:, :1]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "damping", "num_rows"),
+    [
+        ((200, 40, 30), 1e-3, 200),  # 1,261 parameters
+        ((2000, 20, 32), 1e-6, 2000),  # 705: all rows are more than the parameters
+        ((2000, 20, 32), 1e-1, 0),  # few steps take less than to set rows up
+        ((8000, 20, 24), 1e-5, 2048),  # 529: so many rows are a sample of all
+    ],
+)
+def test_all_rows_of_a_regression_few_or_none_by_what_the_steps_cost(
+    shape: tuple[int, int, int], damping: float, num_rows: int
+) -> None:
+    damped = regression(*shape) + damping * identity
+    b = damped.randn(10, torch.Generator().manual_seed(1))
     solver = default_solver(damped.shape[0], 10, operator=damped)
-    assert solver.preconditioner == Rows(200, memory_budget=2**30)
+    plan = plan_rows(damped, 10, rtol=1e-2, memory_budget=2**30)
+    assert plan is not None
+    assert plan.num_rows == num_rows
     found, plain = solver.solve(damped, b), BlockConjugateGradient().solve(damped, b)
     assert found.converged
-    assert found.num_matvecs <= 3 * 10 < plain.num_matvecs
-    assert "block conjugate gradients, preconditioned by 200 rows of examples" in str(found)
+    assert found.history is not None
+    assert 0.5 * plan.steps < len(found.history) < 1.5 * plan.steps
+    if num_rows == 0:
+        assert solver.preconditioner is None
+        assert solver.progress == "block CG, no preconditioner"
+        return
+    assert solver.preconditioner == Rows(num_rows, memory_budget=2**30)
+    assert found.num_matvecs < plain.num_matvecs / 3
+    assert f"block conjugate gradients, preconditioned by {num_rows:,} rows of examples" in str(found)
+    assert solver.progress == f"block CG, {num_rows:,} rows of examples"
     assert str(plain).endswith("by block conjugate gradients")
+    if num_rows == shape[0]:
+        assert found.num_matvecs <= 3 * 10
+
+
+def test_rows_have_no_cliff_in_the_number_of_examples_and_there_are_none_at_a_damping_of_lambda_max() -> None:
+    """Around 17,376 examples of 10 outputs: above them an earlier rule took no rows at all."""
+    generator = torch.Generator().manual_seed(0)
+    inputs, labels = torch.rand(60_000, 196, generator=generator), torch.zeros(60_000, dtype=torch.long)
+    torch.manual_seed(0)
+    model, counts = nn.Sequential(nn.Linear(196, 32), nn.Tanh(), nn.Linear(32, 10)), []
+    for num_examples in (17_000, 18_000, 60_000):
+        op = GaussNewtonOperator(model, nn.CrossEntropyLoss(), (inputs[:num_examples], labels[:num_examples]))
+        counts.append(planned(op + 1e-3 * identity, 10))
+        largest = float(top_eigenvalues(op, 1, rtol=0.1, generator=generator).values[0])
+        assert planned(op + largest * identity, 10) == 0
+    assert counts == [1024, 1024, 2048]
 
 
 @pytest.mark.parametrize("damping", [1e-4, 1e-3, 1e-2])

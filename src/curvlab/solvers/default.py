@@ -28,15 +28,16 @@ def default_solver(
     operator: LinearOperator | None = None,
     memory_for_rows: int = MEMORY_FOR_ROWS,
 ) -> BlockConjugateGradient:
-    """Return block CG with the preconditioner that makes it cheapest; its Solution says in words which.
+    """Return block CG with the preconditioner that makes it cheapest; its bar and its Solution say which.
 
     The choice is told in a line, with the steps and products that are predicted, and the time where it is more
-    than ten seconds: on a terminal where products are a hundred and more.
+    than ten seconds: on a terminal where products are a hundred and more, else to the logger "curvlab".
 
     With `operator`, a Gauss-Newton matrix of a network of linear and convolutional layers: as many rows of the
-    examples with most curvature (`Rows`) as pay, by the seconds counted for every number of them, none included
-    (`plan_rows`). All rows are taken where they are few, as in a regression; few where block CG needs few steps;
-    the more, the more it would need.
+    examples with most curvature (`Rows`) as take the fewest seconds, counted for each number of them, none and all
+    included (`plan_rows`). The more steps block CG would take, the more rows pay. With all rows it takes one step,
+    but to set M of them up takes O(M³): where its steps are few, few rows or none take less, also where rows are
+    more than the P parameters. The (P, P) matrix itself is P products, which seldom takes less.
 
     Else a Nyström preconditioner of four times the number of right-hand sides as rank; none for a single side,
     where block CG is CG and there is nothing to share, where fewer than 15 steps are predicted, and for matrices
@@ -45,8 +46,7 @@ def default_solver(
 
     The measurements are results of `make bench-solvers` and `make bench-scale`: on fitted networks rows save most
     of the products and of the seconds of block CG, alone or with a Nyström preconditioner; at a damping of λmax
-    there is nothing to save. No number of examples has a cliff, and to choose takes less than a system. The choice
-    is not the fastest where there are many more rows than parameters: all rows are chosen, and few would do.
+    there is nothing to save. No number of examples has a cliff, and to choose takes less than a system.
 
     Memory, in vectors of P numbers: about ten for each column (block CG); and either the rows' budget at most, or,
     for Nyström, four more for each column, eight while it is set up. Where that is too much (100 sides of a
@@ -73,13 +73,14 @@ def default_solver(
         recipe = Rows(plan.num_rows, memory_budget=memory_for_rows)
     elif not (num_columns == 1 or (10 if plan is None else 2) * rank > size or soon):
         recipe = Nystrom(rank)
+    rows = f"{recipe.num_rows:,} rows of examples" if isinstance(recipe, Rows) else "no preconditioner"
+    chosen = f"a Nyström preconditioner of rank {rank}" if isinstance(recipe, Nystrom) else rows
     if plan is not None:
-        _tell(plan, recipe, num_columns)
-    return BlockConjugateGradient(rtol=rtol, preconditioner=recipe)
+        _tell(plan, str(plan) if chosen == rows else chosen, num_columns)
+    return BlockConjugateGradient(rtol=rtol, preconditioner=recipe, progress=f"block CG, {chosen}")
 
 
-def _tell(plan: RowsPlan, recipe: Rows | Nystrom | None, num_columns: int) -> None:
-    taken = f"a Nyström preconditioner of rank {recipe.rank}" if isinstance(recipe, Nystrom) else str(plan)
+def _tell(plan: RowsPlan, taken: str, num_columns: int) -> None:
     products = round(num_columns * plan.steps)
     line = f"default solver: block conjugate gradients, {taken}, about {products:,} products"
     if plan.seconds > SECONDS_WORTH_A_FORECAST:

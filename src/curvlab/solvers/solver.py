@@ -37,12 +37,12 @@ class IterativeSolver:
         callback: called after each step with its state: `num_steps`, `x` (P, K), the iterate, and, of solvers that
             know them, `relative_residuals` (K,). Neither is to be modified; `x` may be computed when it is read.
         checkpoint: file in which the state is kept; a preconditioner is built anew.
-        progress: show a bar.
+        progress: show a bar; a text is its name.
     """
 
     callback: Callable[[Any], object] | None = field(default=None, repr=False, compare=False)
     checkpoint: str | Path | Checkpoint | None = field(default=None, repr=False, compare=False)
-    progress: bool = field(default=True, repr=False, compare=False)
+    progress: bool | str = field(default=True, repr=False, compare=False)
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that numbers depend on."""
@@ -94,8 +94,7 @@ def predicted_steps(excess: float, num_columns: int, rtol: float, *, num_known: 
     low, high = 1.0, 1e5
 
     def needed(steps: float) -> float:
-        root = math.sqrt(1 + 2 * excess / (2 * num_known + num_columns * steps))
-        return math.log(2 / rtol) / math.log((root + 1) / (root - 1)) if root > 1 else 0.0
+        return steps_at_condition(1 + 2 * excess / (2 * num_known + num_columns * steps), rtol)
 
     if needed(low) <= low:
         return low
@@ -103,6 +102,12 @@ def predicted_steps(excess: float, num_columns: int, rtol: float, *, num_known: 
         middle = math.sqrt(low * high)
         low, high = (middle, high) if needed(middle) > middle else (low, middle)
     return high
+
+
+def steps_at_condition(condition: float, rtol: float) -> float:
+    """Return how many steps conjugate gradients take at most to a residual of about rtol, given κ."""
+    root = math.sqrt(condition)
+    return math.log(2 / rtol) / math.log((root + 1) / (root - 1)) if root > 1 else 0.0
 
 
 def foreseen_columns(

@@ -143,10 +143,7 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
     assert slow[1].value < slow[0].value - 0.1
     assert all(of["sign-kept"].value > 0.7 and of["sign-lost"].value < -0.7 for of in (three, ten))
     assert all(abs(of["two-stages"].value) < 0.2 for of in (three, ten))
-    assert (
-        "on Energy in three seeds, by less in ten at `laptop`: where a point's error keeps its sign they agree"
-        in told
-    )
+    assert "in three seeds, by less in ten (`laptop`). Where a point's error keeps its sign they agree" in told
 
     def verdicts(start: str) -> list[str]:
         return [each.verdict for name, each in claims.items() if name.startswith(start)]

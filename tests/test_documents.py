@@ -95,6 +95,13 @@ def test_the_table_of_sizes_is_what_its_script_prints() -> None:
     assert larger.hours["mlp", "influence, all rows"] < day
     told = "days of a core on the MLP, weeks on the `ResNet-18`, and more than a year on the OPT, there for the"
     assert told in " ".join(text.split())
+    # No way of a product pays on every network.
+    ways = pd.read_csv(ROOT / "results" / "benchmarks" / "speed" / "embedded" / "product_ways.csv")
+    ways = ways.set_index(["way", "model"])
+    assert (ways.to_default_low["two passes"] > 1).all()
+    last = ways.loc["forward mode, channels last"]
+    assert 0.9 < last.to_default["convnet"] < last.to_default_high["convnet"] < 1
+    assert last.to_default_low["resnet18"] > 4 / 3
     typed = re.sub(r"(?m)^\|.*$", "", text.replace(script["table"](), ""))
     assert re.findall(r"\b\d[\d.,e]*\b", re.sub(r"`[^`]*`|FSDP2|O\(size³\)", "", typed)) == []
 

@@ -286,7 +286,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     table = computed["products"]
     table = table[~table.method.isin([FORWARD, GRADIENT])]
     table = table.assign(of=table.model + "\n(" + table.base.str.replace(" + ", "\n+ ") + ")")
-    figure, axes = plots.figure(1, table.num_vectors.nunique(), panel_size=(4.2, 3.2))
+    figure, axes = plots.figure(1, table.num_vectors.nunique(), panel_size=(1.4 * table.of.nunique(), 3.2))
     for ax, (count, own) in zip(axes[0], table.groupby("num_vectors", sort=False), strict=True):
         panels.bars(ax, own, name="of", value="to_base", by="method", upright=True)
         aims = own.drop_duplicates("of")

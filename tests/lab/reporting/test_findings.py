@@ -15,7 +15,7 @@ from matplotlib.colors import to_hex
 from curvlab.lab import Claim, Criterion, Interval, judge, out_of_reach, plots, tables
 from curvlab.lab.claims.claims import DIRECTION_ONLY, NOT_REPRODUCED, REPRODUCED, UNDECIDED
 from curvlab.lab.reporting.dashboard import headline_claims, text
-from curvlab.lab.reporting.findings import HEADLINES, NO_VALUE, find, headline_verdict, tell, written
+from curvlab.lab.reporting.findings import HEADLINES, NO_VALUE, best_claims, find, headline_verdict, tell, written
 from curvlab.lab.reporting.forest import _HOLDS as HOLDS
 from curvlab.lab.reporting.forest import forest, paper_words
 from curvlab.lab.reporting.readme import EDGE, PARTS, WORDS, Board, filled_readme, peers, with_words
@@ -174,6 +174,13 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
     higher = claims["ngd/fig5/llc-plateaus-higher-ffnn-128-128-mnist-10000"]
     assert re.search(r"From each rate to the next: ngd-middle \+.*, ngd-high -", higher.explanation)
     assert "the middle of three rates' LLC ends above the smallest's;" in told
+    board = best_claims(read_results(ROOT / "results"))
+    length = [each for name, each in board.items() if name.startswith("benchmarks/board/damping-is-the-length-")]
+    assert len(length) == 9 * 3
+    assert {each.claim.criterion.at_most for each in length} == {0.02}
+    words = " ".join(WORDS.read_text(encoding="utf-8").split())
+    for word in ("on none of nine tasks", "on nine tasks and by three protocols", "within two hundredths"):
+        assert word in words
     assert verdicts("ngd/fig5/llc-plateaus-higher-ffnn-6-6-digits") == [NOT_REPRODUCED]
     assert "On digits exact NGD ends lower at the larger." in told
     assert claims["lissa/tab1/constant-two-saturated"].value > 2 * 10

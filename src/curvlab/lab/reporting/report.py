@@ -102,7 +102,7 @@ def _first_page(
             place = places.get(finding.headline.shown.rpartition("/")[0])
             verdict = f"[{finding.verdict}]({place})" if place else finding.verdict
             rows.append((_cell(finding.headline.says), verdict, _cell(finding.sentence)))
-        lines += [*markdown(("it says", "verdict", "we found"), rows), ""]
+        lines += [*markdown(("it says", "verdict", "found"), rows), ""]
         for folder in largest_judged(shown[paper]):
             if folder.key == told[paper].picture and folder.pictures:
                 lines += [_picture(folder, f"{paper}/", folder.target), ""]

@@ -298,7 +298,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
         low, high = constants["at_least"], constants["at_most"]
         reach = f"C is {low:.2g} to {high:.2g}" if np.isfinite(high) else f"C is at least {low:.2g}"
         ax.set_title(f"{names[str(task)]}\nloss {constants['train_loss']:.2g}: {reach}", fontsize=9)
-    axes[0, 0].set_ylabel("trace / P")
+        if ax.get_subplotspec().is_first_col():
+            ax.set_ylabel("trace / P")
     _constants(axes[0, -1], measured)
     panels.legend(figure, columns=2)
     return {"figure.png": figure}

@@ -373,7 +373,7 @@ SHARES = {SOLVER_BY_LISSA: "LiSSA", "solver": "exact solve", BY_LINEARISED: "an 
 # Rows of panels: what retraining adds, and influence's own errors; from dark to bright.
 RETRAINING = {gap: LABELS[gap] for gap in ("warm_start", "non_convergence", "proximity")}
 OWN = {SOLVER_BY_LISSA: "LiSSA's error", "solver": "exact solve's error", "linearisation": LABELS["linearisation"]}
-STYLES = panels.styles_of(RETRAINING.values()) | panels.styles_of([*OWN.values(), *SHARES.values()])
+STYLES = panels.styles_of([*RETRAINING.values(), *OWN.values()]) | panels.styles_of(SHARES.values())
 NOTE = "mean over seeds, each of its points or groups, 95 % t interval; bars to the lower edge go on to zero"
 
 

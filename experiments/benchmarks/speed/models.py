@@ -281,7 +281,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
     panels.rule(time, x=TIME_AIM, color="black", label=f"aim, {TIME_AIM:g}")
     panels.frame(time, x="time / (two forwards + a gradient), t 95 %")
     kept = table.gradient_rise_mib >= SMALLEST_RISE  # below it a ratio is of rounding
-    shown = table.assign(**{name: table[name].where(kept) for name in ("memory_ratio", "low_memory_ratio")})
+    means = computed["model_repeats"].groupby("model")[["memory_ratio", "low_memory_ratio"]].mean()
+    shown = table.assign(**{name: table.model.map(means[name]).where(kept) for name in means})
     ratios = {"memory_ratio": "product", "low_memory_ratio": "product, low_memory"}
     panels.bars(memory, shown, name="model", value=ratios, styles=styles)
     panels.rule(memory, x=AIM, color="black", label=f"aim, {AIM:g}")

@@ -254,7 +254,7 @@ SLOPE_WHY = "with independent examples -1 is an identity, (E G_i² - G²) / |B|;
 HEAVY = "few examples carry the mean, and heavy tails make its errors too small."
 TRACE_WHY = (
     "Single examples carry much more curvature than the mean: E r⁴ of the paper's derivation (B.3), which C "
-    "stands for, is not near 1 for a network that has fitted most examples."
+    "stands for, is not near 1, least so where most examples are fitted."
 )
 TOKENS_WHY = "The tokens of a sequence share directions, so a batch of sequences is worth fewer tokens."
 

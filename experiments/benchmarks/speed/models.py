@@ -282,7 +282,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     panels.frame(time, x="time / (two forwards + a gradient), t 95 %")
     kept = table.gradient_rise_mib >= SMALLEST_RISE  # below it a ratio is of rounding
     means = computed["model_repeats"].groupby("model")[["memory_ratio", "low_memory_ratio"]].mean()
-    shown = table.assign(**{name: table.model.map(means[name]).where(kept) for name in means})
+    shown = table.assign(**{str(name): table.model.map(own).where(kept) for name, own in means.items()})
     ratios = {"memory_ratio": "product", "low_memory_ratio": "product, low_memory"}
     panels.bars(memory, shown, name="model", value=ratios, styles=styles)
     panels.rule(memory, x=AIM, color="black", label=f"aim, {AIM:g}")

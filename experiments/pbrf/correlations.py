@@ -174,7 +174,7 @@ def _mean(values: np.ndarray) -> float:
 
 
 def _rows(own: pd.DataFrame, settings: DictConfig, printed: dict[str, str]) -> list[dict[str, Any]]:
-    """Return means over seeds with intervals of Fisher's z, beside the paper's numbers.
+    """Return means over seeds with t intervals, beside the paper's numbers.
 
     With one seed the ends are those of the bootstrap over its points, where there is one: they say nothing of
     another seed, and decide nothing.

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from curvlab.lab import Interval, t_interval
 
-_LARGEST = 1 - 1e-12  # a correlation of 1 has no z
-
 
 def mean(values: ArrayLike, *, unit: str = "seeds", confidence: float = 0.95) -> tuple[float, Interval]:
     """Return the mean of independent values, (n,), with its t interval."""
@@ -48,13 +46,9 @@ def geometric_mean(values: ArrayLike, *, unit: str = "seeds") -> tuple[float, In
 
 
 def mean_correlation(values: ArrayLike, *, unit: str = "seeds") -> tuple[float, Interval]:
-    """Return the mean of independent correlations, (n,), with the t interval of Fisher's z = artanh(r), in r.
-
-    A t interval of the correlations themselves passes 1 where they are near it.
-    """
-    sample = _vector(values)
-    found = t_interval(np.arctanh(np.clip(sample, -_LARGEST, _LARGEST)), unit=unit)
-    return float(sample.mean()), found.mapped(math.tanh, ", of Fisher's z")
+    """Return the mean of independent correlations, (n,), with its t interval, cut off at -1 and 1."""
+    value, interval = mean(values, unit=unit)
+    return value, interval.mapped(lambda end: float(np.clip(end, -1, 1)))
 
 
 def log_log_slope(x: ArrayLike, y: ArrayLike, *, least: int = 2) -> float:

@@ -18,8 +18,8 @@ from experiments.pbrf.responses import EXACT, OWN_LENGTH
 LABELS = {
     "cold": "cold start",
     "warm": "warm start",
-    "two_stage": "two stages",
-    "slow_two_stage": "two stages, rate / 10",
+    "two_stage": "two stages, base rate",
+    "slow_two_stage": "two stages, PBRF's rate",
     PBRF: "PBRF",
     "linearised": "PBRF, linearised",
     "carried_on": "PBRF, carried on",
@@ -28,7 +28,9 @@ LABELS = {
     "linearised_minimum": "linearised minimum",
 }
 CURVATURES = {"gauss_newton": "Gauss-Newton", "hessian": "Hessian"}
-ENTRIES = {"LiSSA": "LiSSA, its best σ", OWN_LENGTH: "filter of the PBRF's length", EXACT: "exact solve"}
+BEST, SMALLEST = "LiSSA, its best σ", "LiSSA, its smallest σ"
+ENTRIES = {OWN_LENGTH: "filter of the PBRF's length", EXACT: "exact solve"}
+ORDER = (BEST, SMALLEST, *ENTRIES.values())
 COEFFICIENTS = {
     "pearson over_test": "Pearson",
     "spearman over_test": "Spearman",
@@ -48,11 +50,13 @@ def draw(computed: Computed) -> dict[str, Figure]:
     )
     for ax, task in zip(axes, tasks, strict=True):
         _forest(ax, own[own.task == task], PAPERS)
-        panels.frame(ax, x="correlation with influence", title=task)
+        number = panels.seeds([own[own.task == task].seeds.max()])
+        panels.frame(ax, x="correlation with influence", title=f"{task}, {number}")
     for ax in axes[1:]:
         ax.set_yticklabels([])
-    note = "mean over the points left out, 95 % t interval over seeds (one seed: over points)"
-    panels.legend(headline, title=f"Pearson, {note}")
+    note = "mean over the points left out; bars: 95 % interval over seeds"
+    stages = "two_stage" in set(own.response) and "\nthe paper has one row of two stages, of no stated rate"
+    panels.legend(headline, title=f"Pearson, {note}{stages or ''}", columns=5)
     more, rows = panels.rows(table, by="place", columns=len(COEFFICIENTS), panel_size=(2.9, 3.4))
     for axes, place, of_place in rows:
         for ax, (column, label) in zip(axes, COEFFICIENTS.items(), strict=True):
@@ -70,38 +74,45 @@ def _shown(computed: Computed) -> pd.DataFrame:
     parts = []
     for (task, matrix), own in computed["table"].groupby(["task", "curvature"], sort=False):
         residual = float(computed["networks"].query("task == @task")[f"{matrix} residual"].max(skipna=False))
-        chosen = own[own.estimate.isin([best_lissa(own), OWN_LENGTH, EXACT])].copy()
+        names = {smallest_lissa(own): SMALLEST, best_lissa(own): BEST} | ENTRIES  # which may be one
+        chosen = own[own.estimate.isin(names)].copy()
         if (slow := chosen.response == "slow_two_stage").any():  # the paper's row, at either learning rate
             printed = [str(column) for column in chosen if " paper" in str(column)]
             stages = chosen[chosen.response == "two_stage"].iloc[0]
             chosen.loc[slow, printed] = stages[printed].to_numpy()
-        names = dict(LABELS)
+        rows = dict(LABELS)
         if "minimum" in set(own.response):
             points = computed["points"].query("task == @task")["carried_on gradient norm"]
-            names["minimum"] += f"\n({int((points <= REACHED).sum())} of {len(points)} points)"
-        entries = chosen.estimate.str.partition(",")[0].map(ENTRIES)
+            rows["minimum"] += f"\n({int((points <= REACHED).sum())} of {len(points)} points)"
+        entries = chosen.estimate.map(names)
         hollow = (chosen.estimate == EXACT) & (residual > LARGEST_RESIDUAL[str(matrix)])
-        place = f"{task}, {CURVATURES[str(matrix)]} matrix, {int(own.seeds.max())} seeds"
-        parts.append(chosen.assign(name=chosen.response.map(names), entry=entries, hollow=hollow, place=place))
-    return pd.concat(parts, ignore_index=True).sort_values("estimate", key=_in_order, kind="stable")
-
-
-def _in_order(estimates: pd.Series) -> pd.Series:
-    return estimates.str.partition(",")[0].map(list(ENTRIES).index)
+        place = f"{task}, {CURVATURES[str(matrix)]} matrix, {panels.seeds([own.seeds.max()])}"
+        parts.append(chosen.assign(name=chosen.response.map(rows), entry=entries, hollow=hollow, place=place))
+    shown = pd.concat(parts, ignore_index=True)
+    return shown.sort_values("entry", key=lambda entries: entries.map(ORDER.index), kind="stable")
 
 
 def best_lissa(own: pd.DataFrame) -> str | None:
     """Return LiSSA at the scaling of the highest correlation with the PBRF, which the claims are judged by."""
-    lissa = own[own.estimate.str.startswith("LiSSA") & (own.response == PBRF)]
-    means = lissa.set_index("estimate")[PAPERS].dropna()
+    means = _finite_lissa(own)
     return None if means.empty else str(means.idxmax())
+
+
+def smallest_lissa(own: pd.DataFrame) -> str | None:
+    """Return LiSSA at the smallest scaling at which it is finite, which `smallest-scaling` is judged by."""
+    return min(_finite_lissa(own).index, key=lambda name: float(name.rpartition("= ")[2]), default=None)
+
+
+def _finite_lissa(own: pd.DataFrame) -> pd.Series:
+    lissa = own[own.estimate.str.startswith("LiSSA") & (own.response == PBRF)]
+    return lissa.set_index("estimate")[PAPERS].dropna()
 
 
 def _forest(ax: Axes, own: pd.DataFrame, column: str) -> None:
     """Draw a row for each response, an estimate beside another; the paper's number, or its range, behind them."""
     own = own.sort_values("response", key=lambda names: names.map(list(LABELS).index), kind="stable")
     ends: dict[str, Any] = {"low": f"{column} low", "high": f"{column} high"}
-    styles = panels.styles_of(ENTRIES.values())
+    styles = panels.styles_of(ORDER)
     panels.forest(ax, own, name="name", value=column, by="entry", hollow="hollow", styles=styles, **ends)
     paper = f"{column.partition(' ')[0]} paper"
     printed = own.drop_duplicates("name")[[paper, f"{paper} low", f"{paper} high"]].apply(pd.to_numeric)

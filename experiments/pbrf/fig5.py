@@ -369,12 +369,12 @@ def _shares(means: pd.DataFrame, solver: str) -> pd.Series:
 
 # ------------------------------------------------------------------------------------ draw
 AXES = {"depth": "hidden layers", "weight_decay": "weight decay", "removed": "share removed"}
-SHARES = {SOLVER_BY_LISSA: "LiSSA", "solver": "exact solve", BY_LINEARISED: "an estimate of zero"}
+SHARES = {SOLVER_BY_LISSA: "LiSSA", "solver": "exact solve", BY_LINEARISED: "an estimate of zero: no change"}
 # Rows of panels: what retraining adds, and influence's own errors; from dark to bright.
 RETRAINING = {gap: LABELS[gap] for gap in ("warm_start", "non_convergence", "proximity")}
 OWN = {SOLVER_BY_LISSA: "LiSSA's error", "solver": "exact solve's error", "linearisation": LABELS["linearisation"]}
 STYLES = panels.styles_of([*RETRAINING.values(), *OWN.values()]) | panels.styles_of(SHARES.values())
-NOTE = "mean over seeds, each of its points or groups, 95 % t interval; bars to the lower edge go on to zero"
+NOTE = "mean over {}, of each over its points or groups; bars: 95 % t interval over seeds, to the edge: to zero"
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
@@ -382,7 +382,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     key = ["task", "factor", "level", "seed", "gap"]
     gaps = pd.DataFrame(computed["points"].groupby(key, sort=False).per_example.agg(_mean).unstack())
     shares = {name: 100 * _shares(gaps, solver) for solver, name in SHARES.items() if solver in gaps}
-    share = _panels({"": pd.DataFrame(shares)}, 2.4, "linearisation and solver,\n% of the five gaps' sum")
+    share = _panels({"": pd.DataFrame(shares)}, 2.6, "both errors,\n% of all five")
     printed = load_numbers("pbrf", folder=FOLDER).in_table("Table 5")
     paper = pd.Series({(number.row, number.column): number.value for number in printed}).unstack()
     for ax in (ax for ax in share.axes if ax.axison):
@@ -392,7 +392,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     rows = {part: gaps.rename(columns=names).filter([*names.values()]) for part, names in parts.items()}
     figures = {"figure.png": share, "figure_more.png": _panels(rows, 1.9, "gap / √N")}
     for figure in figures.values():
-        panels.legend(figure, title=NOTE)
+        panels.legend(figure, title=NOTE.format(panels.seeds(gaps.reset_index().groupby("task").seed.nunique())))
     return figures
 
 
@@ -407,6 +407,8 @@ def _panels(rows: Mapping[str, pd.DataFrame], height: float, label: str) -> Figu
             own = table[table.index.isin([task], "task") & table.index.isin([factor], "factor")]
             if own.empty:
                 ax.set_axis_off()
+                where = {"ha": "center", "va": "center", "transform": ax.transAxes, "fontsize": 8.5}
+                ax.text(0.5, 0.5, f"{AXES.get(factor, factor)}:\nnot varied\non this task", **where)
                 continue
             levels = own.index.unique("level").sort_values()
             for turn, name in enumerate(map(str, own)):  # side by side, or those that agree would hide each other

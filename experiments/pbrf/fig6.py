@@ -325,7 +325,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
     figure, axes = plots.figure(1, min(2, len(tasks)), panel_size=(3.8, 3.8))
     more, others = plots.figure(2, len(tasks), panel_size=(2.9, 2.9))
     for column, task in enumerate(tasks):
-        title, own = f"{task}\n{learnt[task]:.0f} % of wrong labels learnt", curves[curves.task == task]
+        own, title = curves[curves.task == task], f"{task}\n{learnt[task]:.0f} % of wrong labels learnt"
+        title += "" if PBRF in set(own.method) else ", PBRF not computed"
         drawn: list[Any] = list(zip(others[:, column], PANELS.values(), [title, ""], strict=True))
         drawn += [(axes[0, column], PAPERS, title)] if column < axes.shape[1] else []
         for ax, methods, name in drawn:
@@ -333,8 +334,9 @@ def draw(computed: Computed) -> dict[str, Figure]:
             panels.frame(
                 ax, x="fraction inspected", y="" if column else "fraction of wrong labels found", title=name
             )
+    note = f"mean over {panels.seeds(networks.groupby('task').seed.nunique())}, band: all seeds"
     for each in (figure, more):
-        panels.legend(each, title="mean over seeds, band: all seeds; star: the paper's mark, over 0.80", columns=5)
+        panels.legend(each, title=f"{note}; star: the paper's mark, over 0.80", columns=5)
     return {"figure.png": figure, "figure_more.png": more}
 
 

@@ -235,8 +235,8 @@ def mean_ratio(of: np.ndarray, by: np.ndarray) -> float:
 MOST = 2  # tasks of the headline picture
 SMALLEST = 5e-4  # where the paper's 0.000 stands
 NOTE = (
-    "distance of outputs an example, mean over the points left out, 95 % t interval over seeds\n"
-    "diamonds: the paper's, its solver error by LiSSA, a 0.000 at 0.0005; intervals to the left edge go on to zero"
+    "distance of outputs per example, mean over the points left out; bars: 95 % t interval over seeds\n"
+    "diamonds: the paper's, its solver error by LiSSA, 0.000 at 0.0005; bars to the left edge go on to zero"
 )
 
 
@@ -293,7 +293,7 @@ def _sizes(row: pd.Series, solver: str) -> list[dict[str, Any]]:
     for gap in GAPS:
         ends = {end: row[f"{gap} per_example {end}"] for end in ("low", "high")}
         paper = np.maximum(row.get(f"{gap} paper mean", np.nan), SMALLEST)
-        of = ", by LiSSA" if row.get("estimate") == LISSA else solver
+        of = solver.replace("exact", "LiSSA") if row.get("estimate") == LISSA else solver
         rows.append(
             {
                 "name": LABELS[gap] + (of if gap == "solver" else ""),
@@ -311,11 +311,10 @@ def _counts(table: pd.DataFrame) -> pd.Series:
 
 
 def _lacking(row: pd.Series) -> str:
-    """Return what keeps a row from deciding anything, and which of the paper's it stands in for."""
+    """Return its seeds, what keeps a row from deciding anything, and which of the paper's it stands in for."""
     reason = arrived_row(row)
     words = {"θ^s": "learned nothing", "The influence": "not solved", "The retraining": "hardly moved"}
-    named = [text for begin, text in words.items() if reason.startswith(begin)]
-    named += ["1 seed"] if row.get("seeds", 0) == 1 else []
+    named = [panels.seeds([row.seeds])] + [text for begin, text in words.items() if reason.startswith(begin)]
     stands = row.get("stands for")
     named += [f"for {stands}"] if isinstance(stands, str) and stands else []
-    return f"\n({', '.join(named)})" if named else ""
+    return f"\n({', '.join(named)})"

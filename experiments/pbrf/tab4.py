@@ -27,8 +27,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
-from curvlab.lab import Computed, Run, Target
+from curvlab.lab import Computed, Run, Target, load_paper_numbers
 from curvlab.lab.claims import ClaimResult, ClaimSheet, out_of_reach, t_interval
+from experiments.papers import FOLDER
 from experiments.pbrf import gaps as five_gaps
 from experiments.pbrf.gaps import arrived, arrived_row, by_point, gap_tables, judge_over_seeds, mean_ratio
 from experiments.pbrf.responses import CURVATURES, DENSE, EXACT, Decomposition, rows_of_networks
@@ -49,6 +50,7 @@ TARGET = Target(
     digits={"curvatures": 4},  # a row for each point and estimate
 )
 MATRICES = {"hessian": "Hessian", "gauss_newton": "Gauss-Newton"}
+PRINTED = {"Hessian": "Table 4", "Gauss-Newton": "Table 5"}  # the paper's, by LiSSA
 OTHERS = ["warm_start", "proximity", "non_convergence"]  # linearisation: 0.000 in all of the paper's rows
 
 
@@ -195,17 +197,28 @@ def draw(computed: Computed) -> dict[str, Figure]:
     solver["scale"] = pd.to_numeric(solver.estimate.str.extract(r"σ = (\d+)")[0])
     solver["matrix"] = solver.curvature.map(MATRICES)
     more, table = pd.DataFrame(_others(solver)), _by_lissa(table, curvatures)
-    # The paper's is by LiSSA: beside ours, where the exact solution stands in the row above.
-    by_lissa = more.name == f"… LiSSA, {MATRICES['hessian']}"
-    if "solver paper mean" in table:  # no task of the smoke preset stands for a row of the paper
-        printed = table.set_index("task")["solver paper mean"].clip(lower=five_gaps.SMALLEST)
-        more.loc[by_lissa, "paper"] = more[by_lissa].task.map(printed).astype(float)
-        table.loc[table.task.isin(more[by_lissa].task), "solver paper mean"] = np.nan
-    own = f", exact, {MATRICES['hessian']}"
-    return {
-        "figure.png": five_gaps.gap_figure(five_gaps.nearest(table), five_gaps.MOST, 4.4, more, solver=own),
-        "figure_more.png": five_gaps.gap_figure(table, 2, 3.0, more, solver=own),
-    }
+    # The paper's are by LiSSA: beside ours, where the exact solution stands in the row above.
+    rows = table["paper's row"].replace("", np.nan).fillna(table["stands for"])
+    printed = {matrix: rows.map(_printed(number)).set_axis(table.task) for matrix, number in PRINTED.items()}
+    for matrix, of_task in printed.items():
+        by_lissa = more.name == f"… LiSSA, {matrix}"
+        more.loc[by_lissa, "paper"] = more[by_lissa].task.map(of_task).clip(lower=five_gaps.SMALLEST).astype(float)
+    moved = more[more.name == f"… LiSSA, {MATRICES['hessian']}"].task
+    table.loc[table.task.isin(moved), "solver paper mean"] = np.nan
+    own, figures = f", exact, {MATRICES['hessian']}", {}
+    for name, shown, size in (("figure.png", five_gaps.nearest(table), 4.6), ("figure_more.png", table, 3.0)):
+        figures[name] = five_gaps.gap_figure(shown, five_gaps.MOST, size, more, solver=own)
+        for ax, task in zip(figures[name].axes, shown.task, strict=True):
+            both = [f"{matrix} {of_task[task]:.3f}" for matrix, of_task in printed.items()]
+            paper = f"\nthe paper's: {', '.join(both)}" if np.isfinite(printed["Hessian"][task]) else ""
+            ax.set_title(ax.get_title() + paper, fontsize=8.5)
+    return figures
+
+
+def _printed(table: str) -> dict[str, float]:
+    """Return the solver errors of a table of the paper, by its rows."""
+    numbers = load_paper_numbers("pbrf", folder=FOLDER).in_table(table)
+    return {number.row: number.value for number in numbers if number.column == "solver"}
 
 
 def _by_lissa(table: pd.DataFrame, curvatures: pd.DataFrame) -> pd.DataFrame:

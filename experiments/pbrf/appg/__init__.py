@@ -163,8 +163,8 @@ def _formula_unit(network: Network, settings: Row) -> Row:
 # ------------------------------------------------------------------------------------ draw
 FLOOR = 1e-7  # of 1 - correlation: below it is rounding
 NOTE = (
-    "median over the systems, mean over seeds with 95 % of t; dotted: good enough\n"
-    "a batch counts as |B| / N of a product, which is not time"
+    f"median over the systems, mean over seeds, band: 95 % t interval; dotted: a correlation of {CORRELATION:g},\n"
+    "good enough; dot: the last step; a batch counts as |B| / N of a product, which is not time"
 )
 TITLES = {"gauss_newton": "Gauss-Newton", "hessian": "Hessian"}
 
@@ -183,7 +183,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
             panels.rule(row[0], y=1 - CORRELATION, linestyle=":")
             chosen = states[(states.task == task) & (states.curvature == curvature)]
             title = f"{task}, {TITLES[str(curvature)]}, damping {chosen.damping.mean():.2g}"
-            row[0].set_title(f"{title}, {_seeds(own.seed.nunique())}", fontsize=9, loc="left")
+            row[0].set_title(f"{title}, {panels.seeds([own.seed.nunique()])}", fontsize=9, loc="left")
             for ax, label in zip(row, ("1 − correlation of scores", "relative error"), strict=True):
                 panels.frame(ax, x="products with the whole data", y=label)
         drawn = {method for _, own in shown for method in own.method}
@@ -201,11 +201,7 @@ def _label(curves: pd.DataFrame, method: str) -> str:
     """Return the method's name, with its seeds where in every panel there are fewer than of others."""
     own = curves[curves.method == method].groupby(["task", "curvature"]).seed.nunique()
     fewer = own < curves.groupby(["task", "curvature"]).seed.nunique().reindex(own.index)
-    return f"{method} ({_seeds(int(own.max()))})" if fewer.all() else method
-
-
-def _seeds(number: int) -> str:
-    return f"{number} seed{'s' * (number > 1)}"
+    return f"{method} ({panels.seeds(own)})" if fewer.all() else method
 
 
 def _curves(ax: Axes, own: pd.DataFrame, quantity: str, styles: dict[str, dict]) -> None:

@@ -125,6 +125,12 @@ def rule(ax: Axes, *, x: float | None = None, y: float | None = None, label: str
         ax.axhline(y, **look)
 
 
+def seeds(counts: Iterable[int]) -> str:
+    """Say how many seeds there are, from the numbers of all tasks or groups: "5 seeds", "3 to 10 seeds"."""
+    few, *_, many = sorted(map(int, [*counts] * 2))
+    return f"{few} to {many} seeds" if few < many else f"{many} seed{'s' * (many != 1)}"
+
+
 def counts(ax: Axes, table: pd.DataFrame, *, x: str, valid: str, by: str, styles: Styles = None) -> None:
     """Write below the data how many seeds of each group count at each x, where not all do; call it last.
 

@@ -325,8 +325,9 @@ def test_the_headline_picture_has_the_rows_that_decide_and_the_other_says_why_no
     rows[1]["residual"], rows[3]["epochs"] = 0.5, 3
     rows.insert(4, row("e", None, "LR Cancer") | {"seeds": 1})
     found = drawn(computed_of, *rows)
-    assert found["figure.png"] == ["c", "f"]
-    names = ["a\n(learned nothing)", "b\n(not solved)", "c", "d", "e\n(1 seed, for LR Cancer)", "f"]
+    assert found["figure.png"] == ["c\n(3 seeds)", "f\n(3 seeds)"]
+    names = ["a\n(3 seeds, learned nothing)", "b\n(3 seeds, not solved)", "c\n(3 seeds)", "d\n(3 seeds)"]
+    names += ["e\n(1 seed, for LR Cancer)", "f\n(3 seeds)"]
     assert found["figure_more.png"] == names
 
 

@@ -283,7 +283,9 @@ class _Board:
                 pair = [leader.predicted, row.predicted]
                 behind = lds_of_predictions(pair, self.bank, against=against)  # type: ignore[arg-type]
                 found = {"method": name, "against": against, "damping": row.damping}
-                found |= columns(self._lds(row, against)) | columns(behind, "behind")
+                found |= (
+                    columns(self._lds(row, against)) | columns(behind, "behind") | {"networks": len(self.places)}
+                )
                 found |= {
                     "as good as the best": behind.low <= 0,
                     "stderr over chains": self._over_chains(row, against),
@@ -329,7 +331,7 @@ class _Board:
                 pair = [self._best[name, against].predicted for name in (first, second)]
                 found = lds_of_predictions(pair, self.bank, against=against)  # type: ignore[arg-type]
                 asked = {"against": against, "question": question, "first": first, "second": second}
-                rows.append(asked | columns(found, "difference"))
+                rows.append(asked | columns(found, "difference") | {"networks": len(self.places)})
         return rows
 
     def _rank_table(self, predicted: dict[str, Array | None]) -> pd.DataFrame:

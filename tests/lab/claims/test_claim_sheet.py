@@ -85,7 +85,12 @@ def test_an_extreme_is_exact_or_has_the_interval_of_its_row(seed: int) -> None:
         task, method = of.split(", ")
         value = min(row["x"] for row in rows_of(table, task=task, method=method))
         assert (one.value, one.interval.low, one.interval.high) == (value, value - 0.5, value + 0.25)
-    assert found(table[:1], largest="x")[""].fact == ""
+    alone = found(table[:1], largest="x")[""]
+    assert (alone.fact, alone.interval.kind, alone.interval.has_too_few_samples) == ("", "one run", True)
+    table["drawn"] = np.arange(3, 51)
+    drawn = found(table, largest="x", low="low", high="high", samples="drawn", unit="networks")[""].interval
+    of = 3 + table.x.argmax()
+    assert (drawn.low, drawn.kind, drawn.num_samples) == (best["x"] - 0.5, f"bootstrap 95 %, {of} networks", of)
 
 
 def test_nan_is_not_passed_over() -> None:
@@ -116,6 +121,7 @@ def test_where_no_row_counts_there_is_no_value() -> None:
         ({"mean": "x"}, "needs `over`"),
         ({"largest": "x", "low": "y"}, "both or none"),
         ({"mean": "x", "over": "seed", "low": "x", "high": "x"}, "of a largest or smallest"),
+        ({"largest": "x", "samples": "n"}, "name its `low`, `high`"),
     ],
 )
 def test_what_is_wrong_is_said_before_any_table_is_read(value: Any, text: str) -> None:

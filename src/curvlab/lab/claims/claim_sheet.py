@@ -19,7 +19,8 @@ claims:
 `value` is one statistic of one table; `judge` is for what it cannot say.
 
     mean: EXPRESSION        over: seed        mean over repetitions, each the mean of its rows; t interval
-    largest: EXPRESSION                       of all rows, exact; or low: COLUMN and high: COLUMN of its row, 95 %
+    largest: EXPRESSION                       of all rows, exact; or low: COLUMN and high: COLUMN of its row, 95 %,
+                                              samples: COLUMN where they are a bootstrap's, of so many {unit}
     smallest: EXPRESSION                      likewise
 
     table: summary          the table, `table` unless named

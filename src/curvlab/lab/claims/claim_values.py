@@ -16,7 +16,7 @@ import pandas as pd
 from curvlab.lab.claims.intervals import Interval, exact, t_interval
 
 STATISTICS = ("mean", "largest", "smallest")
-OPTIONS = ("table", "where", "by", "over", "unit", "low", "high", "otherwise")
+OPTIONS = ("table", "where", "by", "over", "unit", "low", "high", "samples", "otherwise")
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,10 @@ def check(value: Any) -> None:
     if ("low" in value) != ("high" in value) or ("low" in value and "mean" in value):
         raise ValueError(
             "`low` and `high` are the columns of an interval, both or none, of a largest or smallest."
+        )
+    if "samples" in value and "low" not in value:
+        raise ValueError(
+            "`samples` is the column of how many values a bootstrap drew from; name its `low`, `high`."
         )
 
 
@@ -107,14 +111,18 @@ def _extreme(of: str, rows: pd.DataFrame, value: Mapping[str, Any]) -> Measured:
     # nan must not be passed over: what could not be computed may be the largest.
     place = int(np.argmax(column.isna())) if column.isna().any() else int(getattr(np, _PLACES[word])(column))
     found = float(column.iloc[place])
-    kind = f"{word} of {len(rows)} {value.get('unit', 'rows')}"
+    unit, alone = value.get("unit", "rows"), len(rows) == 1
+    kind = "one run" if alone and unit == "rows" else f"{word} of {len(rows)} {unit}"
     interval = exact(found, kind=kind)
     if "low" in value:
         low, high = (float(_column(rows, value[end]).iloc[place]) for end in ("low", "high"))
         interval = Interval(low, high, kind, len(rows))
+        if "samples" in value:
+            drawn = int(_column(rows, value["samples"]).iloc[place])
+            interval = Interval(low, high, f"bootstrap 95 %, {drawn} {unit}", drawn)
     names = [name for name in rows if rows[name].nunique() > 1 and not pd.api.types.is_float_dtype(rows[name])]
     where = ", ".join(f"{name} {rows[name].iloc[place]}" for name in names)
-    if kind.endswith("of 1 rows"):  # there is nothing that it is the largest of
+    if alone:  # there is nothing that it is the largest of
         return Measured(of, found, interval, "")
     return Measured(of, found, interval, f"The {word}{f' is at {where}' if where else ''}: {found:.3g}.")
 

@@ -45,6 +45,7 @@ from curvlab.lab import Computed, ConfigurationError, Run, Target, panels, plots
 from curvlab.lab import load_paper_numbers as load_numbers
 from curvlab.lab.claims import ClaimResult, ClaimSheet, Interval, out_of_reach, t_interval
 from curvlab.lab.claims import judge as judge_claim
+from curvlab.lab.claims.claims import DIRECTION_ONLY, REPRODUCED
 from curvlab.training import TrainingDivergedError
 from experiments.papers import FOLDER
 from experiments.pbrf.gaps import arrived, explained, withheld
@@ -348,7 +349,8 @@ def _share(claims: ClaimSheet, factor: str, own: pd.DataFrame, networks: pd.Data
         claim = claims.claim(SMALL, of=of, zero="unknown size")
         return out_of_reach(claim, arrived(is_exact=False, residual=math.nan))
     shares, zeros = (_shares(means, solver) for solver in (SOLVER_BY_LISSA, BY_LINEARISED))
-    claim = claims.claim(SMALL, of=of, zero=f"{zeros.groupby('seed').max().mean():.2g}")
+    zero = zeros.groupby("seed").max().mean()
+    claim = claims.claim(SMALL, of=of, zero=f"{zero:.2g}")
     if shares.isna().any():
         levels = ", ".join(f"{level:g}" for level in sorted(set(shares[shares.isna()].index.unique("level"))))
         return out_of_reach(claim, f"Something diverged at {levels}, so that not every level has its gaps.")
@@ -358,7 +360,10 @@ def _share(claims: ClaimSheet, factor: str, own: pd.DataFrame, networks: pd.Data
     listed = "; ".join(f"{level:g}: {share:.2g} ({name})" for (level, share), name in by_level)
     exact = _shares(means, "solver").groupby("seed").max().mean()
     why = f"Mean shares by level: {listed}. Solved exactly, the largest is {exact:.2g}."
-    return explained(judge_claim(claim, *stats.mean(shares.groupby("seed").max()), if_not_reproduced=why), why)
+    result = explained(judge_claim(claim, *stats.mean(shares.groupby("seed").max()), if_not_reproduced=why), why)
+    if result.verdict in (REPRODUCED, DIRECTION_ONLY) and claim.criterion.holds([zero]):
+        return withheld(result, f"Nothing is shown by a small share: an estimate of zero has {zero:.2g}. {why}")
+    return result
 
 
 def _shares(means: pd.DataFrame, solver: str) -> pd.Series:

@@ -188,6 +188,21 @@ def test_an_estimate_of_zero_supports_nothing(judge_sizes) -> None:
     assert {result.verdict for result in about} == {"out of reach"}
 
 
+@pytest.mark.parametrize(("moved", "verdict"), [(0.05, "out of reach"), (1.0, "reproduced")])
+def test_a_small_share_counts_where_that_of_zero_is_not(moved: float, verdict: str, judge_sizes) -> None:
+    def sizes(_: str, level: float, seed: int) -> dict[str, float]:
+        own = dict.fromkeys(GAPS, 1.0) | {
+            "linearisation": 0.01,
+            "solver by LiSSA": 0.01 * (1 + seed),
+            "whole": 1.0,
+        }
+        return own | {"moved by linearised": moved, "retrained": 1.0, "moved": moved}
+
+    result = judge_sizes(sizes, ["width"], (16, 64), "LiSSA, σ = 10")["small-at-every-level-width"]
+    assert result.verdict == verdict
+    assert ("an estimate of zero has 0.02" in result.explanation) == (verdict == "out of reach")  # 0.06 of 3.06
+
+
 @pytest.mark.parametrize(
     ("share", "turned", "verdict"),
     [

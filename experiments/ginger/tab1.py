@@ -271,8 +271,10 @@ def _rank_saturates(claim: Claim, table: pd.DataFrame, middle: int) -> ClaimResu
 def _pair(claim: Claim, table: pd.DataFrame, racers: tuple[str, str], tuned_rank: int) -> ClaimResult:
     if not set(racers) <= set(table.racer):
         return out_of_reach(claim, "One of the two takes no part in this preset.")
-    has_rank = [(table[table.racer == racer]["rank"] == tuned_rank).any() for racer in racers]
-    places = [(racer, tuned_rank if has else None) for racer, has in zip(racers, has_rank, strict=True)]
+    ranks = [set(table[table.racer == racer]["rank"].dropna()) for racer in racers]
+    if any(own and tuned_rank not in own for own in ranks):
+        return out_of_reach(claim, f"Rank {tuned_rank} takes no part in this run.")
+    places = [(racer, tuned_rank if own else None) for racer, own in zip(racers, ranks, strict=True)]
     first, second = (of_racer(table, racer, ACCURACY, rank) for racer, rank in places)
     why = "; ".join(_named(table, racer, rank) for racer, rank in places) + "."
     if racers[1] == "adam_twice" and second.equals(of_racer(table, "adam", ACCURACY)):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from PIL import Image
 
@@ -210,6 +211,19 @@ def test_target_at_smoke_scale(smoke_result: Callable[[str], Path], key: str) ->
     assert folder / "figure.png" in figures
     for path in figures:
         assert np.asarray(Image.open(path).convert("L")).std() > 10, f"{path.name} is empty"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "conf" / "sweep").glob("*.yaml")))
+def test_the_last_job_of_every_sweep_is_computed_and_judged(run_smoke: Callable[..., Path], name: str) -> None:
+    (said,) = re.findall(rf"(?m)^# make (\S+) ARGS=sweep={name}\b", (ROOT / f"conf/sweep/{name}.yaml").read_text())
+    named = {target.make_name: target for target in TARGETS.values()} | {"TARGET": TARGETS["rank1/fisher"]}
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        cfg = compose(named[said].config_name, [f"sweep={name}"], return_hydra_config=True).hydra
+    assert cfg.mode.name == "MULTIRUN"
+    swept = {key: re.findall(r"(?:\[.*?\]|[^,])+", values) for key, values in cfg.sweeper.params.items()}
+    last = [f"{key}={values[-1]}" for key, values in swept.items()]
+    verdicts = [each.verdict for each in load_claims(run_smoke(named[said].key, *last, drawn=False))]
+    assert len(set(verdicts) - {"out of reach"}) > 0, "nothing was judged"
 
 
 # bench-attribution starts a Python for each library: its parts have tests of their own.

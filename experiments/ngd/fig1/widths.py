@@ -17,20 +17,25 @@ PLACE = ("task", "width")  # the columns that tell the networks apart
 def networks(run: Run, cfg: DictConfig) -> list[Network]:
     """Return the networks of all tasks, each with its `width` in its settings.
 
+    A run of one width compares that one and samples it again, whatever `tuned_and_matched` and `cutoffs` name.
+
     Raises:
-        ValueError: a width of `tuned_and_matched` or `cutoffs` is not among the task's widths.
+        ValueError: a width of `tuned_and_matched` or `cutoffs` is not among several widths of the task.
     """
     found = []
     for task in Network.each(run, cfg):
         settings = task.settings
-        for part in ("tuned_and_matched", "cutoffs"):
-            if missing := [width for width in settings[part].widths if width not in settings.widths]:
+        parts = [part for part in ("tuned_and_matched", "cutoffs") if settings[part].widths]
+        alone = {part: {"widths": settings.widths} for part in parts if len(settings.widths) == 1}
+        for part in parts:
+            missing = [width for width in settings[part].widths if width not in settings.widths]
+            if missing and not alone:
                 raise ValueError(
                     f"{part}.widths of {task.name} has {missing}, not among its widths: choose of "
                     f"{list(settings.widths)}"
                 )
         for width in settings.widths:
-            change: dict[str, Any] = {"width": width, "seed_name": f"{task.seed_name}, width {width}"}
+            change: dict[str, Any] = {"width": width, "seed_name": f"{task.seed_name}, width {width}", **alone}
             if width:  # 0: the model as it is
                 change["model"] = {"hidden_sizes": [width] * len(settings.model.hidden_sizes)}
             found.append(task.changed(**change))

@@ -120,12 +120,13 @@ def _paper_page(
     lines = [f"# {title}", "", "[All papers](../README.md) · [commands, devices and times](../REPRODUCE.md)", ""]
     if story is not None:
         lines += ["## Scope", "", story.says, "", "## Method", "", _method(chosen), "", "## Results", ""]
-        lines += [story.text, "", *_headlines(story, folders), ""]
+        lines += [f"{story.text} [Headline by headline](#headline-by-headline), after the targets.", ""]
     for folder in chosen:
         others = [other for other in own if other.key == folder.key and other is not folder]
         lines += _target_section(folder, others)
     if story is None:
         return "\n".join([*lines, *_changes(chosen)])
+    lines += ["## Headline by headline", "", *_headlines(story, folders), ""]
     lines += [*_why_not(story.paper, chosen), *_changes(chosen)]
     for heading, text in (("easy", story.easy), ("hard", story.hard)):
         lines += [f"## What was {heading}", "", text, ""]

@@ -87,6 +87,7 @@ def test_an_extreme_is_exact_or_has_the_interval_of_its_row(seed: int) -> None:
         assert (one.value, one.interval.low, one.interval.high) == (value, value - 0.5, value + 0.25)
     alone = found(table[:1], largest="x")[""]
     assert (alone.fact, alone.interval.kind, alone.interval.has_too_few_samples) == ("", "one run", True)
+    assert found(table.assign(x=1.0), largest="x")[""].fact == ""
     table["drawn"] = np.arange(3, 51)
     drawn = found(table, largest="x", low="low", high="high", samples="drawn", unit="networks")[""].interval
     of = 3 + table.x.argmax()

@@ -358,8 +358,6 @@ def test_values_have_their_interval() -> None:
     assert of(1.5, exact(1.5)) == "1.5 (deterministic)"
     assert of(1.5, Interval(math.nan, math.nan, "1 seed", 1)) == "1.5 (no interval: 1 seed)"
     assert of(0.7, Interval(0.5, math.inf, "3 seeds", 3)) == "0.7 [0.5, inf] (3 seeds)"
-    assert of(1.5, exact(1.5, kind="largest of 1 rows")) == "1.5"
-    assert of(0.7, Interval(0.5, 0.9, "smallest of 1 rows", 1)) == "0.7 [0.5, 0.9] (95 %)"
 
 
 def test_notes_repeat_no_measured_number_and_are_cut_between_words() -> None:

@@ -122,7 +122,7 @@ def _extreme(of: str, rows: pd.DataFrame, value: Mapping[str, Any]) -> Measured:
             interval = Interval(low, high, f"bootstrap 95 %, {drawn} {unit}", drawn)
     names = [name for name in rows if rows[name].nunique() > 1 and not pd.api.types.is_float_dtype(rows[name])]
     where = ", ".join(f"{name} {rows[name].iloc[place]}" for name in names)
-    if alone:  # there is nothing that it is the largest of
+    if alone or column.nunique(dropna=False) == 1:  # there is nothing that it is the largest of
         return Measured(of, found, interval, "")
     return Measured(of, found, interval, f"The {word}{f' is at {where}' if where else ''}: {found:.3g}.")
 

@@ -342,12 +342,11 @@ def value_text(result: ClaimResult) -> str:
     if result.value is None or result.interval is None:
         return "not measured"
     text, interval = number_text(result.value) or "nan", result.interval
-    kind = re.sub("^(largest|smallest) of 1 rows$", "95 %", interval.kind)  # the row's own interval, or none
     if interval.low == interval.high == result.value:
-        return text if kind == "95 %" else f"{text} ({kind})"
+        return f"{text} ({interval.kind})"
     if math.isnan(interval.low) and math.isnan(interval.high):
-        return f"{text} (no interval: {kind})"
-    return f"{text} [{number_text(interval.low) or '?'}, {number_text(interval.high) or '?'}] ({kind})"
+        return f"{text} (no interval: {interval.kind})"
+    return f"{text} [{number_text(interval.low) or '?'}, {number_text(interval.high) or '?'}] ({interval.kind})"
 
 
 def note(result: ClaimResult) -> str:

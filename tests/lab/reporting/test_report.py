@@ -187,6 +187,33 @@ def test_a_claim_that_is_not_reproduced_has_a_cause_of_the_list(name: str, verdi
     assert cause(name, verdict) == why
 
 
+def test_what_explains_a_claim_that_is_not_reproduced_is_published() -> None:
+    found = {
+        f"{own.key}/{each.claim.id} {own.preset}": each
+        for own in read_results(ROOT / "results")
+        for each in own.claims
+    }
+    holds = ["published-above-adam-lora", "qng-below-adam-lora", "ginger-above-qng-lora"]
+    holds += ["perplexity-and-rouge-lora", "perplexity-below-adam-full"]
+    names = [f"ginger/tab2/{name}-t5-32-documentation laptop" for name in holds]
+    again = ("qng-below-adam", "ginger-above-qng", "perplexity-and-rouge")
+    names += [f"ginger/tab2/{name}-full-t5-32-documentation embedded" for name in again]
+    networks = [
+        f"mlp-64-64-{of}-decay-{decay}" for of in ("digits", "fashion-mnist-6000") for decay in (0.9, 0.99)
+    ]
+    names += [f"ginger/cost/cut-optimal-{network} laptop" for network in networks]
+    assert {name: found[name].verdict for name in names} == dict.fromkeys(names, "reproduced")
+    rates = tables.read_table(ROOT / "results/ngd/fig5/laptop", "summary").set_index(["task", "branch"])
+    rates = rates.loc["ffnn-128-128-mnist-10000"]
+    assert rates.llc_end["ngd-low"] < rates.llc_end["ngd-middle"] > rates.llc_end["ngd-high"]
+    assert rates.train_loss_ratio["ngd-high"] < 0.02 < 0.4 < rates.train_loss_ratio["ngd-middle"]
+    for name, each in found.items():
+        if "-raw-ffnn-6-6-" in name and each.verdict == "not reproduced" and "laptop" in name:
+            nearby = found[name.replace("-raw", "")].value
+            assert nearby > each.value + 0.05
+            assert nearby > each.value / 10
+
+
 def test_a_cause_outside_of_the_list_is_named(tmp_path: Path) -> None:
     (tmp_path / "causes.yaml").write_text("bad luck: [a/*]")
     arguments = cause, "a/b/c", "refuted", tmp_path / "causes.yaml"

@@ -31,7 +31,7 @@ CAUSES: Mapping[str, str] = {
     MISPRINT: "a sign, a factor or a number as printed; mended, it holds",
     WRONG: "an exact statement with a counter-example",
     ROUNDING: "a printed number that was rounded past its bound",
-    "solver": "the paper's solver or its settings leave it",
+    "solver": "the paper's solver or estimator, or its settings, leave it",
     "paper silent": "depends on a setting that the paper does not state",
     UNEXPLAINED: "measured, and none of these is known to explain it",
 }

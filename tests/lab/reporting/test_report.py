@@ -198,10 +198,7 @@ def test_what_explains_a_claim_that_is_not_reproduced_is_published() -> None:
     names = [f"ginger/tab2/{name}-t5-32-documentation laptop" for name in holds]
     again = ("qng-below-adam", "ginger-above-qng", "perplexity-and-rouge")
     names += [f"ginger/tab2/{name}-full-t5-32-documentation embedded" for name in again]
-    networks = [
-        f"mlp-64-64-{of}-decay-{decay}" for of in ("digits", "fashion-mnist-6000") for decay in (0.9, 0.99)
-    ]
-    names += [f"ginger/cost/cut-optimal-{network} laptop" for network in networks]
+    names.append("ginger/cost/cut-optimal laptop")
     assert {name: found[name].verdict for name in names} == dict.fromkeys(names, "reproduced")
     rates = tables.read_table(ROOT / "results/ngd/fig5/laptop", "summary").set_index(["task", "branch"])
     rates = rates.loc["ffnn-128-128-mnist-10000"]
@@ -209,9 +206,7 @@ def test_what_explains_a_claim_that_is_not_reproduced_is_published() -> None:
     assert rates.train_loss_ratio["ngd-high"] < 0.02 < 0.4 < rates.train_loss_ratio["ngd-middle"]
     for name, each in found.items():
         if "-raw-ffnn-6-6-" in name and each.verdict == "not reproduced" and "laptop" in name:
-            nearby = found[name.replace("-raw", "")].value
-            assert nearby > each.value + 0.05
-            assert nearby > each.value / 10
+            assert found[name.replace("-raw", "")].value > each.value / 5
 
 
 def test_a_cause_outside_of_the_list_is_named(tmp_path: Path) -> None:

@@ -11,11 +11,9 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from curvlab.lab import ClaimResult
 from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from experiments.benchmarks.attribution import methods as methods_module
-from experiments.benchmarks.attribution.claims import MIN_QUERIES
 from experiments.benchmarks.attribution.libraries.worker import TrainedNetwork
 from experiments.benchmarks.attribution.methods import (
     COSINE,
@@ -127,77 +125,6 @@ def made_up(lds: dict[str, float], num_halves: int = 300) -> pd.DataFrame:
         pearson = 2 * np.sin(np.pi / 6 * value)  # of normal variables with this rank correlation
         predicted[method] = pearson * measured + np.sqrt(1 - pearson**2) * noise
     return rank_table("net", {SAME: measured}, predicted)
-
-
-def removals(rises: dict[str, float], random: float) -> pd.DataFrame:
-    rows = [
-        {"task": "net", "method": method, "fraction": fraction, "query": query, "rise": rise, "random": random}
-        for method, mean in rises.items()
-        for fraction, sign in ((0.01, 1), (0.05, -1))  # the smaller one counts
-        for query, rise in enumerate(sign * mean + np.linspace(-0.01, 0.01, 20))
-    ]
-    return pd.DataFrame(rows)
-
-
-def verdicts(results: list[ClaimResult]) -> dict[str, str]:
-    asked = [result for result in results if "parts does not name" not in (result.explanation or "")]
-    return {result.claim.id.removesuffix("-net"): result.verdict for result in asked}
-
-
-def test_claims_compare_best_dampings(computed_of, judged) -> None:
-    lds = {INFLUENCE: 0.8, RUN_DAMPING: 0.7, FILTER: 0.78, EKFAC: 0.65, UNROLLED: 0.95, PBRF: 0.65}
-    lds["kronfluence EK-FAC"] = 0.79
-    rises = removals({FILTER: 0.3, UNROLLED: 0.1, EKFAC: 0.2, DOT: 0.05, COSINE: 0.5}, random=0.2)
-
-    def results_of(lds: dict[str, float], left: float = 0.01, other: bool = False) -> list[ClaimResult]:
-        rest = {"task": "net", "num_epochs": [5, 20], "predictor": UNROLLED, "lds_part_way": [0.999, 0.98]}
-        table = {"task": ["net"], "method": [PBRF], "gradient_norm": [left]}
-        agreement = {"task": "net", "method": RUN_DAMPING, "orders": RESPONSES, "lds": np.linspace(0.91, 0.93, 20)}
-        timing = {"task": "net", "method": "50 halves together", "trainings": [4.0, 4.1, 4.2]}
-        ranks = made_up(lds)
-        tables = {"ranks": ranks.assign(**{OTHER: ranks[SAME]}) if other else ranks, "removals": rises}
-        tables |= {"queries": pd.DataFrame(agreement), "timing": pd.DataFrame(timing)}
-        tables |= {"rest": pd.DataFrame(rest), "table": pd.DataFrame(table)}
-        return judged("benchmarks/attribution", computed_of(tables, {"seed": 0, "parts": ["scores"]}))
-
-    results = results_of(lds)
-    assert verdicts(results) == {
-        "unrolled": "reproduced",
-        "filter-needs-no-tuning": "reproduced",
-        "damping-needs-no-tuning": "not reproduced",
-        "filter-above-ekfac": "not reproduced",
-        "unrolled-above-ekfac": "reproduced",
-        "filter-above-peers-ekfac": "not reproduced",
-        "unrolled-above-peers-ekfac": "reproduced",
-        "unrolled-above-filter": "out of reach",
-        "pbrf-predicts-like-influence": "direction only",
-        "influence-answers-pbrf": "reproduced",
-        "filter-removal-above-random": "reproduced",
-        "unrolled-removal-above-random": "not reproduced",
-        # The order of the ranking is turned round at 5 %.
-        "filter-removal-above-rivals-net-1": "reproduced",
-        "unrolled-removal-above-rivals-net-1": "not reproduced",
-        "filter-removal-above-rivals-net-5": "not reproduced",
-        "unrolled-removal-above-rivals-net-5": "not reproduced",
-        "halves-in-ten-trainings": "not asked here",  # seconds
-    }
-    above = next(result for result in results if result.claim.id.startswith("filter-above-ekfac"))
-    assert above.value == pytest.approx(-0.01, abs=0.003)
-    assert "The best of them is kronfluence EK-FAC, 0.7" in above.explanation
-    below = next(r for r in results if r.claim.id == "unrolled-removal-above-rivals-net-1")
-    assert below.value == pytest.approx(-0.1)
-    assert below.explanation.endswith("The best of them is EK-FAC, 0.2; this one has 0.1.")
-    assert verdicts(results_of(lds, other=True))["unrolled-above-filter"] == "reproduced"
-    undone = verdicts(results_of(lds, left=0.9))
-    assert undone["pbrf-predicts-like-influence"] == undone["influence-answers-pbrf"] == "out of reach"
-    low = results_of(lds | {UNROLLED: 0.7})[0]
-    assert "a part of the way to a half's it has 0.98" in low.explanation
-    rises = rises[rises["query"] < MIN_QUERIES - 1]
-    assert verdicts(results_of(lds))["filter-removal-above-random"] == "undecided"
-    del lds["kronfluence EK-FAC"]
-    without = verdicts(results_of(lds))
-    assert without["filter-above-peers-ekfac"] == without["unrolled-above-peers-ekfac"] == "out of reach"
-    assert without["filter-above-ekfac"] == "reproduced"
 
 
 def answered(table: pd.DataFrame, timing: pd.DataFrame, spread: float = 0.0) -> pd.DataFrame:

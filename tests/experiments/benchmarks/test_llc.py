@@ -17,15 +17,10 @@ from torch import nn
 from curvlab.lab import start
 from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
-from experiments.benchmarks.llc.default_sampler import COLUMNS as STEP_COLUMNS
 from experiments.benchmarks.llc.devinterp_chains import available
 from experiments.benchmarks.llc.peers import floor_seconds, summary_table
 from experiments.benchmarks.llc.polynomials import finite_value
 from experiments.benchmarks.llc.power import autoregressive, power_table
-
-STEPS = [{"step": "initial loss", "replacement": False}, {"step": "replacement", "replacement": True}]
-OPTIONAL = {"default_sampler": pd.DataFrame(STEPS, columns=list(STEP_COLUMNS))}
-CONFIG = {"parts": ["peers"], "known": {"num_chains": 100}}
 
 
 @pytest.mark.parametrize(("version", "usable"), [("1.3.2", True), ("2.0.1", False), (None, False)])
@@ -105,39 +100,6 @@ def test_overlap_of_intervals() -> None:
     )
     overlaps = summary_table(table).set_index("method").overlaps_curvlab
     assert overlaps.to_dict() == {"curvlab": True, "near": True, "far": False}
-
-
-@pytest.mark.parametrize(
-    ("ratio", "half", "verdict"),
-    [(1.0, 0.05, "reproduced"), (0.7, 0.05, "not reproduced"), (0.9, 0.05, "undecided")],
-)
-@pytest.mark.parametrize("peer", [True, False])
-def test_verdicts(results_of, ratio: float, half: float, verdict: str, peer: bool) -> None:
-    shared = {"estimate": ratio, "low": ratio - half, "high": ratio + half, "at_this_n": 1.0, "asymptotic": 1.0}
-    known = pd.DataFrame([shared | {"valid": True, "rhat": 1.0, "problem": "w1^2 w2^4"}] * 2)
-    known.loc[1, ["problem", "estimate", "valid"]] = ["w1^6", 1.0, False]
-    methods = {"curvlab": 1.0, **({"devinterp, with replacement": ratio} if peer else {})}
-    rows = [
-        {"threads": 1, "repeat": repeat, "method": name, "llc": llc + half * (repeat - 1) / 3, "problem": problem}
-        for repeat, problem in enumerate(("", "", "the loss still moves"))
-        for name, llc in methods.items()
-    ]
-    found = results_of("benchmarks/llc", {"known": known, "table": pd.DataFrame(rows), **OPTIONAL}, CONFIG)
-    assert found["polynomial-w12-w24"].verdict == verdict
-    assert found["polynomial-w16"].verdict == "out of reach"
-    assert (found["agrees-with-devinterp"].verdict == "out of reach") == (not peer)
-    # Of each method's three repeats one is not valid, of the two polynomials one.
-    count = 3 * len(methods) + 2
-    assert found["valid"].value == pytest.approx((count - len(methods) - 1) / count)
-    assert found["valid"].verdict == "not reproduced"
-
-
-def test_estimates_on_one_side_are_biased(verdicts_of) -> None:
-    row = {"at_this_n": 1.0, "asymptotic": 1.0, "valid": True, "rhat": 1.0, "low": 1.0, "high": 1.1}
-    known = pd.DataFrame([{**row, "problem": f"w1^{i}", "estimate": 1.05 + i / 1000} for i in range(7)])
-    table = pd.DataFrame([{"threads": 1, "repeat": 0, "method": "curvlab", "llc": 1.0, "problem": ""}])
-    found = verdicts_of("benchmarks/llc", {"known": known, "table": table, **OPTIONAL}, CONFIG)
-    assert found["unbiased"] == "not reproduced"
 
 
 def test_floor_counts_all_steps() -> None:

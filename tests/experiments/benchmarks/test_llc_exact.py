@@ -8,22 +8,18 @@ from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from analytic_models import aoyagi_watanabe
 from torch import nn
 
-from curvlab.lab import all_targets
 from curvlab.lab.claims import load_claims
-from curvlab.lab.claims.claim_sheet import load_claim_sheet
 from curvlab.lab.tables import read_table
 from curvlab.sampling import choose_sgld_settings, estimate_llc
-from experiments.benchmarks.llc.default_sampler import COLUMNS, judge, steps, summary, told_excess
+from experiments.benchmarks.llc.default_sampler import steps, summary, told_excess
 from experiments.benchmarks.llc.devinterp_chains import DivergedError, available, devinterp_chains
 from experiments.benchmarks.llc.exact import (
     AT_START,
-    UNSTABLE,
     coefficient,
     gibbs_values,
     half_square,
@@ -125,35 +121,6 @@ def test_the_default_sampler_is_the_one_that_was_measured_to_be_nearer() -> None
     assert default == {"averaged noises": "averaged", "SGLD": "sgld"}[nearest]
 
 
-@pytest.mark.parametrize(
-    ("ratio", "problem", "right", "refused"),
-    [
-        (1.01, "", "reproduced", "refuted"),
-        (1.34, "", "not reproduced", "refuted"),
-        (1.34, UNSTABLE, "out of reach", "reproduced"),
-        (1.01, "the chains have not mixed", "out of reach", "refuted"),
-    ],
-)
-def test_verdicts(results_of, ratio: float, problem: str, right: str, refused: str) -> None:
-    row = {"network": "n", "nbeta": 9.0, "step_size": 1.0, "localization": 10.0, "stability": 0.3, "exact": 100.0}
-    row |= {"exact_stderr": 0.1, "asymptote": 104.0, "exact_to_asymptote": 0.96, "problem": problem}
-    row |= {"ratio": ratio, "estimate": 100 * ratio, "low": 100 * ratio - 1, "high": 100 * ratio + 1}
-    noises = [
-        {"network": "n", "stability_at_start": step, "sampler": name, "ratio": 1 + error + step / 100}
-        for step in (0.1, 0.2, 0.3)
-        for name, error in (("SGLD", 1.0), ("averaged noises", 0.1))
-    ]
-    tables = {"exact": pd.DataFrame([row | {"sampler": name} for name in ("underdamped", AT_START)])}
-    tables["exact_noises"] = pd.DataFrame(noises)
-    config = {"parts": ["exact"], "exact": {"gibbs": {"num_chains": 4}}}
-    found = results_of("benchmarks/llc", tables, config, "n")
-    assert found["exact-value-n-underdamped"].verdict == right
-    assert found["unstable-step-refused"].verdict.replace("not reproduced", "refuted") == refused
-    assert found["asymptote"].verdict == found["averaged-noises"].verdict == "reproduced"
-    ends = found["asymptote"].interval
-    assert (ends.high - ends.low) / 2 == pytest.approx(3.182446 * 0.1 / 104)  # t of 3 degrees of freedom
-
-
 # --- bench-llc: from devinterp's defaults to ours; what its batches do, against dense algebra and a simulation
 OURS = {"step_size": 1e-4, "localization": 100.0, "num_draws": 40, "num_burnin_steps": 30, "nbeta": 170.0}
 OURS |= {"initial_loss": 0.02, "replacement": True, "batch_size": 128, "num_chains": 2}
@@ -235,25 +202,6 @@ def test_a_peer_that_diverges_has_no_estimate_and_a_problem() -> None:
     assert np.isnan(row["ratio"])
     assert row["problem"] == "devinterp diverges: NaN"
     assert row["curvlab"] == pytest.approx(5.1)
-
-
-def verdicts(row: dict[str, object]) -> dict[str, str]:
-    table = pd.DataFrame([row], columns=list(COLUMNS))
-    results = judge(table, load_claim_sheet(all_targets()["benchmarks/llc"].claims_file))
-    return {result.claim.id: result.verdict for result in results}
-
-
-def test_verdicts_of_a_step() -> None:
-    row = {"step": "initial loss", "replacement": False, "curvlab": 5.0, "chains": 9}
-    assert set(verdicts(row).values()) == {"out of reach"}
-    numbers = {f"{name}{end}": value for name in ("estimate", "ratio", "sampler_ratio")
-               for end, value in (("", 1.0), ("_low", 0.95), ("_high", 1.05))}  # fmt: skip
-    parts = ("initial_loss_part", "initial_loss_sd", "sampler", "sampler_told", "sampler_first_order")
-    whole = row | numbers | dict.fromkeys(parts, 0.1)
-    names = ("default-settings-initial-loss", "default-sampler-initial-loss")
-    assert verdicts(whole) == dict.fromkeys(names, "reproduced")
-    control = {"step": "replacement", "replacement": True, "sampler_low": 0.05, "sampler_high": 0.15}
-    assert verdicts(whole | control)["default-sampler-control-replacement"] == "not reproduced"
 
 
 @pytest.mark.skipif(not available("devinterp"), reason="needs devinterp 1.3.2")

@@ -79,11 +79,6 @@ def made_up(what: str, one_by_one: float, together: float, *, difference: float 
     return pd.DataFrame(shared | {"repeat": range(3)} | seconds)
 
 
-FLOORS = pd.DataFrame(
-    [{"task": "net", "dtype": "float64", "products ms": 2.0, "batched_products ms": 0.5, "update ms": 0.5}]
-)
-
-
 def test_a_ratio_is_that_of_one_repeat() -> None:
     assert ratios(made_up(LEFT_OUT, 4.0, 1.0)).tolist() == [4.0, 4.0, 4.0]
     assert ratios(made_up(HALVES, 0.5, 4.0)).tolist() == [8.0, 8.0, 8.0]
@@ -93,20 +88,3 @@ def test_a_ratio_is_that_of_one_repeat() -> None:
     assert row["ms one step together, each"] == pytest.approx(7.5)
     (row,) = summary(made_up(HALVES, 0.5, 4.0)).to_dict("records")
     assert row["ms one step one by one"] == pytest.approx(75.0)  # 0.75 s, 10 steps of one training
-
-
-@pytest.mark.parametrize(
-    ("left_out", "halves", "difference", "expected"),
-    [((4.0, 1.0), (1.0, 8.0), 1e-9, "reproduced"), ((0.5, 1.0), (1.0, 50.0), 1e-4, "not reproduced")],
-)
-def test_claims(results_of, left_out: tuple, halves: tuple, difference: float, expected: str) -> None:
-    timing = pd.concat([made_up(LEFT_OUT, *left_out, difference=difference), made_up(HALVES, *halves)])
-    tables = {"retraining_timing": timing, "floors": FLOORS}
-    found = results_of("benchmarks/attribution", tables, {"parts": ["retraining"]}, "float64")
-    asked = {name: own for name, own in found.items() if "parts does not name" not in (own.explanation or "")}
-    assert list(asked) == ["faster-together-net", "same-parameters-net", "timed-halves-net"]
-    assert [result.verdict for result in asked.values()] == ["not asked here", expected, "not asked here"]
-    seconds = [asked[name].value for name in ("faster-together-net", "timed-halves-net")]  # shown
-    assert seconds == pytest.approx([left_out[0] / left_out[1], halves[1] / halves[0]])
-    slower = "are 1 ms: a ratio of" in asked["faster-together-net"].explanation
-    assert slower == (expected == "not reproduced")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -23,8 +21,6 @@ from experiments.benchmarks.solvers.chebyshev import Chebyshev
 from experiments.benchmarks.solvers.crossed import answers_of_one_run
 from experiments.benchmarks.solvers.importance import (
     BATCH_TRACE,
-    SQUARE,
-    TRACE,
     WAYS,
     batch_trace_deviation,
     shares,
@@ -210,103 +206,6 @@ def test_operations_of_a_product_are_those_that_pytorch_counts(
 
 
 # ------------------------------------------------------------------------------------ claims
-LABELLED = {
-    "none": (40, 4.0),
-    "Nyström 100": (30, 5.0),
-    "400 rows": (12, 1.0),
-    "900 rows": (8, 3.0),
-    "CG": (120, 9.0),
-}
-FITTED = {"parts": ["preconditioners"], "seed": 0}
-
-
-@pytest.fixture
-def tables() -> dict[str, pd.DataFrame]:
-    rows = [
-        {"task": task, "preconditioner": label, "target": target, "products": products, "seconds": seconds}
-        for task, target, (label, (products, seconds)) in product(("a", "early"), (0.1, 0.01), LABELLED.items())
-    ]
-    lissa = {"task": "a", "sampling": list(WAYS.values()), "fitted": True, "batch_size": 28, "num_steps": 50}
-    lissa |= {"outcome": ["diverges at step 9", "all 50 steps", "all 50 steps"], "constant": [7.0, 0.8, 1.2]}
-    lissa |= {"certified": [30.0, 1.0, 2.5], "error": [math.inf, 0.15, 0.2], "exact_rate": [0.9, 0.14, 0.14]}
-    table = pd.DataFrame(rows).assign(fitted=lambda own: own.task == "a")
-    return {
-        "preconditioners": table.drop(columns="seconds"),
-        "operations": table[table.target == 0.01].rename(columns={"seconds": "operations"}),
-        "lissa": pd.DataFrame(lissa),
-    }
-
-
-def test_preconditioners_are_judged_on_fitted_tasks(tables: dict[str, pd.DataFrame], results_of) -> None:
-    found = results_of("benchmarks/solvers", tables, FITTED, "a")
-    expected = {"products": 8, "operations": 0.25, "certificate": 1.0, "importance": 0.15 / 0.14}
-    assert {name: found[name].value for name in expected} == pytest.approx(expected)
-    assert {found[name].verdict for name in expected} == {"reproduced"}
-    # The peer has not run, these tables have no estimates, and the recipes were not asked for.
-    others = {"peer", "trace-estimates", "sketch-estimates"}
-    others |= {"importance-sampling", "recommended-hyperparameters", "answers"}
-    assert found.keys() - expected.keys() == others
-    assert {found[name].verdict for name in others} == {"out of reach"}
-
-
-def test_preconditioners_can_fail(tables: dict[str, pd.DataFrame], verdicts_of) -> None:
-    tables["preconditioners"]["products"] *= 2
-    counted = tables["operations"]
-    counted.loc[counted.preconditioner == "none", "operations"] = 0.5
-    tables["lissa"].loc[0, "outcome"] = "all 50 steps"
-    tables["lissa"].loc[1, "certified"] = 1.2
-    found = verdicts_of("benchmarks/solvers", tables, FITTED, "a")
-    failed = {name for name, verdict in found.items() if verdict == "not reproduced"}
-    assert failed == {"products", "operations", "certificate"}
-    assert found["importance"] == "out of reach"
-
-
-@pytest.mark.parametrize(("operations", "verdict"), [(12.0, "reproduced"), (2.0, "direction only")])
-def test_the_peer_is_judged_where_it_has_run(
-    tables: dict[str, pd.DataFrame], results_of, operations: float, verdict: str
-) -> None:
-    own = tables["operations"]
-    peer = own[own.preconditioner == "CG"].assign(preconditioner="curvlinops CG", operations=operations)
-    tables["operations"] = pd.concat([own, peer], ignore_index=True)
-    found = results_of("benchmarks/solvers", tables, FITTED, "a")["peer"]
-    assert (found.value, found.verdict) == (pytest.approx(1.0 / operations), verdict)
-
-
-@pytest.mark.parametrize(
-    ("scale", "verdict"), [(0.2, "reproduced"), (0.75, "direction only"), (2.0, "not reproduced")]
-)
-def test_estimates_are_judged_by_their_spread(
-    tables: dict[str, pd.DataFrame], results_of, scale: float, verdict: str
-) -> None:
-    draws = np.random.default_rng(0).normal(size=200)
-    rows = [
-        {"task": "a", "sampling": WAYS[way], "quantity": quantity, "trace": 10.0, "exact_sd": 1.0, "value": value}
-        for way, spread in (("uniform", 1.0), ("traces", scale))
-        for quantity in (BATCH_TRACE, TRACE, SQUARE)
-        for value in 10 + spread * draws
-    ]
-    found = results_of("benchmarks/solvers", tables | {"estimates": pd.DataFrame(rows)}, FITTED, "a")
-    for name in ("trace-estimates", "sketch-estimates"):
-        assert (found[name].value, found[name].verdict) == (pytest.approx(scale), verdict)
-
-
-def test_cases_that_diverge_count(results_of) -> None:
-    errors = {"C = 2": [0.1, 5.0, 0.9, 0.3], "C measured": [0.1, 0.1, 0.25, 0.1]}
-    errors["C = 2, by importance"] = [0.1, 0.2, 0.25, 0.1]
-    outcome = ("answers", "diverges at step 9")  # stopped before its error is large
-    rows = [
-        {"case": str(case), "recipe": recipe, "error_worst": error, "constant": 7.0, "batch_size": 9}
-        | {"outcome": outcome[error == 0.9]}
-        for recipe, values in errors.items()
-        for case, error in enumerate(values)
-    ]
-    config = {"parts": ["recipes"], "seed": 0}
-    found = results_of("benchmarks/solvers", {"recipes": pd.DataFrame(rows)}, config)
-    paper, by_importance = found["recommended-hyperparameters"], found["importance-sampling"]
-    assert (paper.value, paper.verdict) == (0.5, "not reproduced")
-    assert by_importance.value == 0.75
-    assert "Errors above 0.2: 2 0.25" in by_importance.explanation
-    assert "3 of 4 cases have an error of at most 0.2" in paper.explanation
 
 
 # ----------------------------------------------------------------------------------------

@@ -180,33 +180,7 @@ def test_batches_hold_what_users_have(kind: str, shape: list[int]) -> None:
         assert torch.equal(inputs["decoder_input_ids"][:, 1:], case.targets[:, :-1])
 
 
-def test_memory_is_judged_over_repeats_and_time_by_the_slowest(results_of) -> None:
-    row = {"gradient_mib": 100.0, "plain_gradient_mib": 110.0, "product_mib": 120.0, "low_memory_mib": 104.0}
-    row |= {"low_memory_ratio": 1.04, "plain_ratio": 1.1, "differences_ratio": 1.0, "gradient_rise_mib": 100.0}
-    repeats = [{"model": "net", "memory_ratio": ratio} | row for ratio in (1.4, 1.41, 1.4)]
-    table = pd.DataFrame({"model": ["net", "faster"], "time_to_floor": [1.7, 1.0], "rounds": 3})
-    table["low_memory_time_to_floor"] = [1.0, 1.1]
-    for column in ("time_to_floor", "low_memory_time_to_floor"):
-        table[f"{column}_low"], table[f"{column}_high"] = table[column] - 0.08, table[column] + 0.08
-    tables = {"models": table, "model_repeats": pd.DataFrame(repeats)}
-    found = results_of("benchmarks/speed", tables, {"parts": ["models"]})
-    assert (found["memory-net"].verdict, found["low-memory-net"].verdict) == ("not reproduced", "reproduced")
-    for claim, slowest in (("time", 1.7), ("low-memory-time", 1.1)):  # seconds are shown
-        assert (found[claim].value, found[claim].verdict) == (slowest, "not asked here")
-    assert "by plain attention" in next(iter(found.values())).explanation
-
-
 # ------------------------------------------------------------------------------------ steps
-def test_a_step_is_judged_against_both_adams(results_of) -> None:
-    taken = {"adam": 2.0, "adam-fused": 0.5, "products": 3.0, "ngd": 4.0}
-    rows = [
-        {"model": "net", "repeat": repeat, "optimizer": name, "milliseconds": (1 + 0.5 * repeat) * milliseconds}
-        for repeat in range(3)
-        for name, milliseconds in taken.items()
-    ]
-    found = results_of("benchmarks/speed", {"steps": pd.DataFrame(rows)}, {"parts": ["steps"]}, "net")
-    verdicts = {name: (result.value, result.verdict) for name, result in found.items() if result.value}
-    assert verdicts == {"step-adam": (2, "not asked here"), "step-fused-adam": (8, "not asked here")}  # seconds
 
 
 def test_every_optimizer_is_timed_in_every_repeat(result: Computed) -> None:

@@ -221,42 +221,58 @@ def test_docstrings_of_the_site_hold_no_measured_number(package: str) -> None:
 
 
 # Of modules' docstrings and claims' texts: equations at one point, printed numbers, settings, versions, sizes,
-# thresholds, words of figures.
+# thresholds, words of figures; of claims' histories former thresholds and settings.
 SAID = {
     "benchmarks/attribution/__init__.py": "0.3",
     "benchmarks/attribution/which_score.py": "1 5",
     "benchmarks/board/__init__.py": "2505.24261 0.3",
     "benchmarks/board/more_scores.py": "50",
     "benchmarks/llc/__init__.py": "1.3",
+    "benchmarks/llc/claims.yaml": "18 27 36 0.9 1.1 1.96",
     "benchmarks/llc/default_sampler.py": "1.3",
     "benchmarks/scale.py": "512",
+    "benchmarks/scale.yaml": "256 48 4,608 2,048",
     "benchmarks/solvers/__init__.py": "0.1 0.01 0.001 1.01",
+    "benchmarks/solvers/claims.yaml": "200 150",
     "benchmarks/solvers/importance.py": "4,096",
     "benchmarks/speed/__init__.py": "1.25 50 0.01",
     "ginger/cost/__init__.py": "2.21 3.3 5.1 2.3 5.6 16 32 0.99 0.9 0.999 1e-5 11e6 24e6",
-    "ginger/cost/claims.yaml": "1e-7",
+    "ginger/cost/claims.yaml": "1e-7 0.1 0.9",
     "ginger/race.py": "0.05",
     "ginger/sensitivity.py": "1e-5",
     "ginger/summaries.py": "0.05",
     "ginger/tab1.py": "0.9 0.99 1e-5 1e-6 1e-4 1e-3 1e-6 1e-05 10,000 1e-5",
     "ginger/tab2.py": "0.9 0.99 1e-5 12.6 1e-5",
     "ginger/tab3.py": "1e-5",
+    "ginger/tab3.yaml": "1e-5 1e-5",
+    "ginger/tab4.yaml": "0.301",
     "lissa/appd.py": "0.1 0.1 10 90",
-    "lissa/fig1.yaml": "1e-8 1e-8 1e-8 1e-8",
+    "lissa/appd.yaml": "0.9",
+    "lissa/fig1.yaml": "1e-8 1e-8 1e-8 1e-8 0.5 1e-6 1e-8 1e-6 0.5 1e-8 1e-8 1e-2",
     "lissa/fig1/__init__.py": "1e-6 0.5 1e-8 1e-2 1e-6 1e-6 1e-8",
     "lissa/fig2.py": "10 200 100 1,000",
+    "lissa/fig2.yaml": "300 0.95 0.5",
     "lissa/fig3.py": "0.003 2.3 6e-4 0.47 20 1.3 780 1,000",
     "lissa/second_moments.py": "21",
-    "lissa/tab1.yaml": "0.00018",
+    "lissa/tab1.yaml": "0.00018 256 64",
     "lissa/tab3.py": "2.55 2.67 1.45 2.04 3.2 8.9 5.4 14 20 5000 50 256",
+    "lissa/tab3.yaml": "200 20 60 1,000 30,000",
     "lissa/thm1/__init__.py": "10 10 10 10 100 10 10 100",
     "ngd/branching.py": "0.25 60,000 50",
+    "ngd/fig1.yaml": "1.1 32 300 100 100",
     "ngd/fig1/__init__.py": "1.9 1.9 4 0.25 60000 0.01",
     "ngd/fig2.py": "0.25",
+    "ngd/fig2.yaml": "1.1 14 24 10",
     "ngd/fig3.py": "0.25 0.01 1e-10",
+    "ngd/fig3.yaml": "1.1 16 16",
     "ngd/fig4.py": "0.01 0.01",
+    "ngd/fig4.yaml": "1.1 128",
     "ngd/fig5.py": "1e-4 1e-4 1e-3 1e-2",
+    "ngd/fig5.yaml": "1.1 20",
     "ngd/fig6.py": "1e-4 1e-2 1e-4",
+    "ngd/fig6.yaml": "1.1",
+    "ngd/fig7.yaml": "2 10 1.1 2.5 8e-5 5e-5 100",
+    "ngd/fig8.yaml": "2 10 1.1 2.5 8e-5",
     "ngd/overfitting.py": "60000",
     "papers/derivations.py": "10,000 1.9 1.9",
     "papers/headlines.yaml": "10 500 1e-5",
@@ -273,16 +289,18 @@ SAID = {
     "pbrf/tab6.py": "20 0.1 0.3",
     "pbrf/tab8.py": "10",
     "rank1/fig2.py": "0.1 112",
+    "rank1/fig2.yaml": "20",
     "rank1/fisher.py": "2.3 20",
     "rank1/fisher.yaml": "2.8 20 1.4",
     "rank1/prop.py": "112",
+    "rank1/prop.yaml": "5 1",
     "rank1/rate.py": "1e-12",
     "rank1/rate.yaml": "0.18",
 }
 
 
 def said_of(path: Path) -> list[str]:
-    """Return what a file of experiments/ says beside its claims' statements, criteria and history."""
+    """Return what a file of experiments/ says beside its claims' statements and criteria."""
     if path.suffix == ".py":
         tree = ast.parse(path.read_text(encoding="utf-8"))
         named = (ast.Module, ast.FunctionDef, ast.ClassDef)
@@ -297,7 +315,11 @@ def said_of(path: Path) -> list[str]:
             else []
         )
     reasons = [reason for each in (content.get("not_asked") or {}).values() for reason in each.values()]
-    return [*map(str, reasons), *(str(claim.get("why", "")) for claim in content["claims"].values())]
+    claims = content["claims"].values()
+    changes = [str(what) for claim in claims for each in claim.get("changed") or () for what in each.values()]
+    changes = changes if path.parent.name != "pbrf" else []
+    history = [re.sub(r"20\d\d-\d\d-\d\d", "", what) for what in dict.fromkeys(changes)]
+    return [*map(str, reasons), *(str(claim.get("why", "")) for claim in claims), *history]
 
 
 def test_no_result_is_typed_in_what_is_said_of_claims() -> None:

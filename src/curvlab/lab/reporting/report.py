@@ -185,7 +185,7 @@ def _changes(chosen: Sequence[ResultFolder]) -> list[str]:
     if not lines:
         return []
     summary = f"<details><summary>{len(lines)} changes of a criterion or measure after results were seen; "
-    summary += "their numbers are those of that day</summary>"
+    summary += "their numbers are former bounds and settings</summary>"
     return ["## Changed criteria", "", summary, "", *lines, "", "</details>", ""]
 
 

@@ -140,6 +140,12 @@ RULES: dict[str, list[tuple[str, Change, str, str, str]]] = {
         ("recipes", where("P > 0", outcome="diverges at step 9"), "recommended", NOT, "Measured 0 ("),
         ("recipes", where("P > 0", error_worst=0.2), "importance-sampling", "direction only", "Measured 1 ("),
     ],
+    "lissa/fig1/embedded": [
+        ("table", without("lissa_cg_case"), "three-cases", OUT, "of which this preset has none"),
+        ("table", where("position == seed == 0", lissa_pbrf_case="both near zero"), "three", "reproduced", ""),
+        ("table", without("lissa_cg_case", "lissa_cg_error"), "recipe-converges-mlp-8", OUT, "exact"),
+        ("table", only("constant != 'C measured' or seed < 1"), "cell-saturated-m", OUT, "nothing is drawn"),
+    ],
     "lissa/fig2/embedded": [
         ("table", where("step > 200", pearson=NAN, pearson_last=NAN), "converges", NOT, "Not finite at the end"),
     ],

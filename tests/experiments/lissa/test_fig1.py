@@ -198,53 +198,6 @@ def test_a_cell_is_as_good_as_its_worst_network_and_overflow_counts_as_minus_one
     assert cells["LiSSA overflow"].tolist() == [0, 0]
 
 
-def seeds(rows: pd.DataFrame, number: int = 3, **more: list) -> pd.DataFrame:
-    """The same rows for each seed, with columns that are by seed."""
-    own = [{name: values[seed] for name, values in more.items()} for seed in range(number)]
-    return pd.concat([rows.assign(seed=seed, **own[seed]) for seed in range(number)], ignore_index=True)
-
-
-@pytest.fixture
-def found_in(results_of):
-    """Return a function that judges the panels of networks, of which it is given the training losses."""
-
-    def judge(table: pd.DataFrame, of_tasks: pd.DataFrame | None = None, **losses: float) -> dict:
-        at_larger = table[table.constant == "C = 2"].assign(epsilon=1e-2)
-        tables = {"table": table, "summary": summary(**losses) if of_tasks is None else of_tasks}
-        config = {"seed": 0, "pbrf": {"epsilon": 1e-8}}
-        return results_of("lissa/fig1", tables | {"larger_epsilon": at_larger}, config)
-
-    return judge
-
-
-def test_cause_tells_leaving_the_range_from_diverging_before_and_from_other_batches(found_in) -> None:
-    lengths = {"left": 0.4, "after": 30.0, "never": math.nan}
-    table = pd.concat([seeds(made_up(name, "C = 2", [0.1, 0.2, 0.3])) for name in lengths])
-    table["length_at_parting"] = table.task.map(lengths)
-    table["parted_step"] = 7 * table.length_at_parting.notna()
-    found = found_in(table, left=0.1, after=0.1, never=0.1)
-    assert found["cause-left"].verdict == found["cause-larger-left"].verdict == "reproduced"
-    assert found["cause-after"].verdict == "not reproduced"
-    assert "in 9 of them only when LiSSA is longer" in found["cause-after"].explanation
-    assert found["cause-never"].verdict == "out of reach"  # at this epsilon it cannot leave
-    assert "epsilon = 1e-08" in found["cause-never"].explanation
-    assert "epsilon = 0.01" in found["cause-larger-never"].explanation
-    assert found["cell-saturated-assumed"].verdict == "not reproduced"
-    assert found["cell-unsaturated-assumed"].verdict == "out of reach"
-
-
-def test_overflows_are_counted_each_for_itself(found_in) -> None:
-    table = made_up("mlp", "C = 2", [0.99, 0.98, math.nan])
-    found = found_in(table, mlp=0.1)
-    assert found["pbrf-overflow"].value == 1
-    assert found["pbrf-overflow"].verdict == "not reproduced"
-    assert "LiSSA overflows in 0, SGD on the same batches in 1" in found["overflow"].explanation
-    table["lissa_overflow"] = table.pbrf_overflow  # both: LiSSA's batches have taken SGD along
-    assert found_in(table, mlp=0.1)["pbrf-overflow"].verdict == "reproduced"
-    none = made_up("mlp", "C = 2", [0.99, 0.98, 0.97])
-    assert found_in(none, mlp=0.1)["pbrf-overflow"].verdict == "out of reach"
-
-
 def test_a_run_that_is_nan_everywhere_has_overflowed_and_a_solution_that_is_missing_has_not() -> None:
     generator = torch.Generator().manual_seed(0)
     runs, steps = (torch.randn(2, *shape, generator=generator).double() for shape in ((4, 3), (5, 3)))
@@ -259,72 +212,6 @@ def test_a_run_that_is_nan_everywhere_has_overflowed_and_a_solution_that_is_miss
     assert (panels.lissa_pbrf_case.drop((0, 0)) != "overflow").all()
     assert panels.cg_exact_case.loc[0, 0] == "agree"
     assert pd.isna(panels.cg_exact_case.loc[2, 0])
-
-
-def test_a_short_answer_that_is_far_off_has_not_converged(found_in) -> None:
-    rows = made_up("net", "C = 2", [0.9, 0.8, 0.7], lissa_length=0.5, lissa_cg_case="apart")
-    tables = {"off": 2.7, "right": 0.3}
-    for name, error in tables.items():
-        rows = rows.assign(task=name, lissa_cg_error=error)
-        found = found_in(seeds(rows), **{name: 0.1})
-        expected = "reproduced" if error < 1 else "not reproduced"
-        assert found[f"recipe-converges-{name}"].verdict == expected
-    unsolved = rows.drop(columns=["lissa_cg_error", "lissa_cg_case"]).assign(task="a")
-    found = found_in(seeds(unsolved), a=0.1)  # short, and no exact solutions
-    assert found["recipe-converges-a"].verdict == "out of reach"
-    found = found_in(seeds(unsolved.assign(lissa_length=3.0)), a=0.1)
-    assert found["recipe-converges-a"].verdict == "not reproduced"
-
-
-def test_seeds_that_differ_decide_nothing_whatever_the_points_say(found_in) -> None:
-    rows = made_up("net", "C = 2", [0.5] * 20)
-    table = seeds(rows, lissa_pbrf_pearson=[0.95, 0.05, -0.02])
-    assert found_in(table, net=0.1)["agreement-net"].verdict == "not asked here"
-    table = seeds(rows, lissa_pbrf_pearson=[0.051, 0.05, 0.95])  # the first two promised more
-    assert found_in(table, net=0.1)["agreement-net"].verdict == "undecided"
-    table = seeds(rows, lissa_pbrf_pearson=[0.051, 0.05, 0.049])
-    assert found_in(table, net=0.1)["agreement-net"].verdict == "not reproduced"
-
-
-def test_the_least_of_a_cell_is_below_every_network_that_fails_for_sure(found_in) -> None:
-    wide = seeds(made_up("wide", "C = 2", [0.5] * 20), lissa_pbrf_pearson=[0.9, -0.9, -0.5])
-    low = seeds(made_up("low", "C = 2", [0.03] * 20))
-    found = found_in(pd.concat([wide, low]), wide=0.1, low=0.1)
-    cell = found["cell-saturated-assumed"]
-    assert (cell.verdict, cell.interval.low, cell.interval.high) == ("not reproduced", -1, pytest.approx(0.03))
-    assert cell.value == pytest.approx(-0.5 / 3)
-
-
-def test_batches_of_all_examples_fill_no_cell_and_diverged_runs_have_no_slope(found_in) -> None:
-    full = made_up("full", "C measured", [0.99, 0.98, 0.97])  # one run, for every seed would be the same
-    drawn = seeds(made_up("drawn", "C measured", [0.2, 0.1, 0.3]))
-    assumed = [seeds(made_up(name, "C = 2", [0.9, 0.9, 0.9], lissa_length=7.0)) for name in ("full", "drawn")]
-    own = pd.concat([full, *assumed])
-    found = found_in(own, full=0.1, drawn=0.1)
-    assert found["cell-saturated-measured"].verdict == found["slope-drawn"].verdict == "out of reach"
-    found = found_in(pd.concat([own, drawn]), full=0.1, drawn=0.1)
-    assert found["cell-saturated-measured"].value == pytest.approx(0.2)
-
-
-def test_where_c_is_below_one_the_cells_coincide(found_in) -> None:
-    table = pd.concat([seeds(made_up("net", name, [0.99, 0.98, 0.97])) for name in ("C = 2", "C measured")])
-    of_tasks = summary(net=1.0).assign(**{"batch size": 11, "batch size with it": 11})
-    found = found_in(table, of_tasks)
-    assert found["cell-unsaturated-assumed"].verdict == "reproduced"
-    assert found["cell-unsaturated-measured"].verdict == found["measured-constant-net"].verdict == "out of reach"
-    found = found_in(table, of_tasks.assign(**{"batch size with it": 74}))
-    assert found["cell-unsaturated-measured"].verdict == "reproduced"
-
-
-def test_cases_are_counted_within_a_network(found_in) -> None:
-    case = ["agree", "agree", "both near zero"]
-    one = made_up("one", "C = 2", [0.99, 0.98, 0.97], lissa_pbrf_case=case, lissa_cg_case="agree")
-    two = made_up("two", "C = 2", [0.1, 0.2, 0.3], lissa_cg_case="apart")
-    found = found_in(pd.concat([one, two]), one=1.0, two=0.1)
-    assert found["three-cases"].value == 2
-    assert found["three-cases"].verdict == "not reproduced"
-    three = one.assign(lissa_pbrf_case=["agree", "apart", "both near zero"])
-    assert found_in(three, one=1.0)["three-cases"].verdict == "reproduced"
 
 
 @pytest.mark.parametrize("paired", [True, False])

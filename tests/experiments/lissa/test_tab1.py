@@ -8,13 +8,12 @@ import socket
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
 from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
-from experiments.lissa import tab1, tab3
+from experiments.lissa import tab3
 from experiments.lissa.gradient_sketches import _exact, _sketched_products, _Tensors
 from tests.warm import Warm
 
@@ -48,40 +47,6 @@ def test_results_are_complete_and_follow_from_each_other(smoke: Path) -> None:
     assert json.loads((smoke / "run.json").read_text())["num_matvecs"] > 0
 
 
-def test_claims_can_fail(verdicts_of) -> None:
-    row = {
-        "task": "a", "train_loss": 1.0, "unit": "tokens", "per_example": 10, "parameters": 100,
-        "forms": 1600, "trace": 50.0,
-        "trace_stderr": 1.0, "lambda_max": 0.3, "assumed_constant": 2.0, "constant": 5.0,
-        "batch_size": 334, "batch_size_measured": 1667,
-        "trace_per_parameter": 0.9, "trace_per_parameter_stderr": 0.01, "exact_trace": np.nan,
-        "full_trace_per_parameter": 0.5, "full_trace_per_parameter_stderr": 0.01,
-        "constant_at_least": 5.0, "constant_at_most": np.inf, "needed_at_least": 833.0, "needed_at_most": np.inf,
-    }  # fmt: skip
-
-    def verdicts(row: dict) -> dict[str, str]:
-        return verdicts_of("lissa/tab1", {"table": pd.DataFrame([row]), "paper": tab1.paper_table()})
-
-    found = verdicts(row)
-    assert found["one-sequence"] == "not reproduced"  # 333 tokens
-    assert found["trace-unbiased"] == "not reproduced"
-    assert found["constant-two"] == found["requirement-mild-measured"] == "not reproduced"
-    assert found["requirement-mild"] == "not reproduced"
-    assert found["batch-above-one"] == "reproduced"
-    mild = {"constant_at_least": 1.5, "constant_at_most": 1.9, "needed_at_least": 90.0, "needed_at_most": 150.0}
-    found = verdicts({**row, **mild, "unit": "images", "exact_trace": 90.0})
-    assert found["one-sequence"] == "out of reach"
-    assert found["trace-unbiased"] == found["constant-two"] == "reproduced"
-    assert found["requirement-mild-measured"] == "reproduced"
-    found = verdicts({**row, **mild, "train_loss": 0.1})
-    assert found["constant-two"] == "out of reach"  # no network in the paper's regime
-    assert found["constant-two-saturated"] == "reproduced"
-    found = verdicts({**row, **mild, "constant_at_most": 2.5, "needed_at_most": 250.0, "exact_trace": 82.0})
-    assert found["constant-two"] == "direction only"
-    assert found["requirement-mild-measured"] == "undecided"  # neither bound says it
-    assert found["trace-unbiased"] == "undecided"  # 1.098 ± 0.024
-
-
 # --- lissa-tab3 end to end at smoke scale, and the variances that it states
 def test_results_are_complete_and_every_row_is_checked(smoke_result) -> None:
     folder: Path = smoke_result("lissa/tab3")
@@ -113,52 +78,6 @@ def test_printed_rows_that_no_matrix_has() -> None:
     assert set(impossible[impossible].index) == {"ResNet-18", "ResNet-50"}
     assert paper.trace["ResNet-18"] == pytest.approx(1.45e4, rel=2e-3)
     assert ((paper.frobenius / paper.lambda_max) ** 2 / paper.squared_ratio - 1).abs().max() < 5e-3
-
-
-ROW = {
-    "task": "net", "unit": "images", "tensors": 20, "pairs": 40, "examples_per_batch": 25, "trace": 180.0,
-    "lambda_max": 32.4, "frobenius": 27.7, "frobenius_stderr": 10.6, "frobenius_full": 47.0,
-    "frobenius_full_stderr": 4.2, "squared_ratio": (47 / 32.4) ** 2, "norm_over_trace": 0.26,
-    "square_over_product": 0.38, "dense_rows": 200, "dense_value": 33.0, "dense_stderr": 1.0,
-    "per_tensor_rows": 200, "per_tensor_value": 60.0, "per_tensor_stderr": 1.0,
-    "per_tensor_bias": 2.0,
-}  # fmt: skip
-
-
-def test_claims_on_sketches_norm_and_ratio_can_fail(verdicts_of) -> None:
-    columns = ["task", "per_tensor", "dense", "per_tensor_exact", "dense_exact", "cosine_squared"]
-    gradients = pd.DataFrame([["net", 0.1, 1.0, 0.1, 1.0, 0.01]] * 3, columns=columns)
-    none = pd.DataFrame(columns=["task", "form", "rows", "value", "lambda_max"])
-
-    def verdicts(sketches: pd.DataFrame = none, **changes: object) -> dict[str, str]:
-        tables = {"table": pd.DataFrame([ROW | changes]), "paper": tab3.paper_table()}
-        config = {"tasks": {"net": {"frobenius": {"num_probes": 64}}}}
-        return verdicts_of("lissa/tab3", tables | {"sketches": sketches, "gradients": gradients}, config)
-
-    found = verdicts()
-    assert found["sketch-net"] == "reproduced"
-    assert found["concatenated-net"] == "not asked here"  # one of each
-    assert found["two-batches-net"] == "not asked here"  # 27.7 ± 10.6 against 47.0 ± 4.2: were it 1, so wide, too
-    assert verdicts(frobenius_stderr=6.0)["two-batches-net"] == "not reproduced"  # below 0.9, direction open
-    assert found["squared-ratio-net"] == "out of reach"  # no network of this trace has thousands
-    found = verdicts(per_tensor_rows=40, frobenius=46.0, frobenius_stderr=1.0, frobenius_full_stderr=0.5)
-    assert found["two-batches-net"] == "reproduced"
-    assert verdicts(unit="tokens", squared_ratio=14.0)["squared-ratio-net"] == "reproduced"
-    assert verdicts(unit="tokens", squared_ratio=7.0)["squared-ratio-net"] == "undecided"  # ± 2.5
-    assert verdicts(unit="tokens", squared_ratio=45.0)["squared-ratio-net"] == "not reproduced"
-    assert verdicts(sketches=repeated(0.1))["concatenated-net"] == "not asked here"  # F(20, 20): 0.64 to 1.57
-    assert verdicts(sketches=repeated(0.02))["concatenated-net"] == "reproduced"
-    assert verdicts(sketches=repeated(0.4))["concatenated-net"] == "not reproduced"
-
-
-def repeated(error: float) -> pd.DataFrame:
-    """Sketches, dense ones off by 10 % and concatenated ones by `error`."""
-    rows = [
-        {"task": "net", "form": form, "rows": 48, "value": 32.4 * (1 + off * sign), "lambda_max": 32.4}
-        for form, off in (("dense", 0.1), ("per tensor", error))
-        for sign in [1, -1] * 10
-    ]
-    return pd.DataFrame(rows)
 
 
 def test_measured_variances_are_the_exact_ones() -> None:

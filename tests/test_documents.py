@@ -250,7 +250,7 @@ SAID = {
     "lissa/appd.yaml": "0.9",
     "lissa/fig1.yaml": "1e-8 1e-8 1e-8 1e-8 0.5 1e-6 1e-8 1e-6 0.5 1e-8 1e-8 1e-2",
     "lissa/fig1/__init__.py": "1e-6 0.5 1e-8 1e-2 1e-6 1e-6 1e-8",
-    "lissa/fig2.py": "10 200 100 1,000",
+    "lissa/fig2.py": "10 200 100",
     "lissa/fig2.yaml": "300 0.95 0.5",
     "lissa/fig3.py": "0.003 2.3 6e-4 0.47 20 1.3 780 1,000",
     "lissa/second_moments.py": "21",

@@ -286,5 +286,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
         title = f"{task}\n{first.parameters / 1e6:.0f} million parameters\n{first.examples} examples"
         title += ", random weights" if first.weights == "random" else ""
         panels.frame(ax, x=f"seconds, {first.queries} queries", title=title, log="x")
-    panels.legend(figure, title="stopped: after the steps that were allowed, before its end")
+    panels.legend(
+        figure, title="stopped: after the steps allowed, before its end; forecast: made before, where there is one"
+    )
     return {"figure.png": figure}

@@ -89,7 +89,8 @@ def draw_beside(
             log = "y" if own[quantity].max() > 10 * own[quantity].min() else ""
             panels.frame(ax, x="rank τ (–: has none)", y=label if ax is row[0] else "", log=log)
             ax.set_title("" if index else title)
-    panels.legend(figure, title=f"ours: mean over seeds, 95 % t interval{note}", columns=5)
+    number = panels.seeds([table.seed.nunique()])
+    panels.legend(figure, title=f"ours: mean over {number}, 95 % t interval{note}", columns=5)
     return figure
 
 

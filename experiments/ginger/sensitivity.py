@@ -213,12 +213,20 @@ def draw_sensitivity(
         limits = (ends[title].mean() - width / 2, ends[title].mean() + width / 2)
         panels.heat_map(ax, cells, x="rank", y="decay", value="value", text=text, limits=limits)
         panels.frame(ax, x="rank τ", y="decay α", title=title)
-    panels.legend(grids, title=f"{label}; colours of both span {width:g}", axes=[])
+    number, spread = (
+        panels.seeds([first.seed.nunique()]),
+        [own.groupby(GRID).value.mean().std() for own in shown.values()],
+    )
+    note = f"{label}; ours: mean over {number}; printed: single runs; colours of both span {width:g}"
+    note += (
+        f"\nstandard deviation of the cells: ours {spread[0]:.2g}, the seeds' noise in it; printed {spread[1]:.2g}"
+    )
+    panels.legend(grids, title=note, axes=[])
     swept, rows = panels.rows(table, by="task", columns=1, panel_size=(6.5, 3.4))
     for (ax,), task, own in rows:
         _draw_dampings(ax, own, label)
         ax.set_title(task)
-    panels.legend(swept, title="mean over seeds, band: 95 % t interval", columns=3)
+    panels.legend(swept, title=f"mean over {number}, band: 95 % t interval", columns=3)
     return {"figure.png": grids, "figure_more.png": swept}
 
 

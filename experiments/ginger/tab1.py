@@ -388,9 +388,8 @@ def _table_1(own: pd.DataFrame, paper: pd.DataFrame, beside: str) -> Figure:
         cell.set_height(2.0 if place[0] == 0 else 1.0)
     for x, title in ((0.4, f"ours: {own.task.iloc[0]}"), (0.79, "printed: ResNet-18, CIFAR-100")):
         ax.text(x, 0.95, title, transform=ax.transAxes, ha="center", fontsize=9)
-    note = (
-        "ours: test accuracy, mean over seeds ± 95 % t interval; losses: geometric mean (summary.csv: arithmetic)"
-    )
+    number = panels.seeds([own.seed.nunique()])
+    note = f"ours: test accuracy, mean over {number} ± 95 % t interval; losses: geometric mean"
     colours = (
         "green: better than Adam, red: worse (ours: where the paired interval or, with zeros, every seed says so)"
     )

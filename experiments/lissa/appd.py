@@ -301,7 +301,11 @@ def _closest(table: pd.DataFrame) -> Figure:
         panels.forest(ax, rows, name="corpus", value="spearman", low="low", high="high", by="similarity")
         panels.rule(ax, x=1, label="the paper: approximately equal", color="black")
         panels.frame(ax, x="rank correlation with influence", title=PANELS["text", str(vocabulary)])
-    panels.legend(figure, columns=2)
+    queries = f"{own.num_queries.min():.0f}"
+    note = (
+        f"mean over {queries} queries, bars: 95 %; frequent: a text's most frequent words, rare: as App. D assumes"
+    )
+    panels.legend(figure, columns=2, title=note)
     return figure
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -376,7 +377,7 @@ def _overflows(own: pd.DataFrame) -> str:
 RECIPES = {"paper": "C = 2", "auto": "C measured", "importance": "C = 2, by importance"}
 ROLES = (
     "twice the recommended batch",
-    "the recommended batch",
+    "LiSSA, the recommended batch",
     "a tenth of it, mean of 10 runs",
     "one of these runs",
 )
@@ -387,7 +388,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     table = computed["table"]
     if table.empty:
         return {}
-    names = reader_names(table.task.unique())
+    names = reader_names(table.task.unique(), whole=True)
     between = computed["between_steps"].replace({"task": names})
     losses = computed["summary"].replace({"task": names}).set_index("task")["train loss"]
     return {"figure.png": _curves(table.replace({"task": names}), losses), "figure_more.png": _heat_maps(between)}
@@ -396,22 +397,27 @@ def draw(computed: Computed) -> dict[str, Figure]:
 def _curves(table: pd.DataFrame, losses: pd.Series) -> Figure:
     """Draw a panel for each task: correlation with the exact solution over steps, for each batch size."""
     num_tasks = table.task.nunique()
-    figure, axes = plots.figure(1, num_tasks, panel_size=(3.4 if num_tasks > 1 else 7.9, 3.6), sharey=True)
-    styles: Any = {role: style | {"marker": ""} for role, style in panels.styles_of(ROLES).items()}
+    figure, axes = plots.figure(1, num_tasks, panel_size=(3.4 if num_tasks > 1 else 7.9, 3.9), sharey=True)
+    lowest = table.groupby(["task", "batch_size", "step"])[["pearson", "pearson_one_run"]].mean().min().min()
+    styles: Any = panels.styles_of(ROLES)
+    look: dict[str, Any] = {"styles": styles, "markevery": 4, "linewidth": 1.5}
     for ax, (task, own) in zip(axes[0], table.groupby("task", sort=False), strict=True):
         sizes = own.batch_size.unique().tolist()
         # Points share batches: their mean is one value of a seed.
         means = own.groupby(["batch_size", "seed", "step"], as_index=False, sort=False).mean(numeric_only=True)
         means = means.assign(role=[ROLES[sizes.index(size)] for size in means.batch_size])
-        panels.lines(ax, means, x="step", y="pearson", by="role", styles=styles)
+        panels.lines(ax, means, x="step", y="pearson", by="role", **look)
         alone = means[means.num_runs > 1]
-        panels.lines(ax, alone, x="step", y="pearson_one_run", label=ROLES[3], styles=styles)
-        panels.rule(ax, y=1, label="the paper, between steps: to 1 within 1,000", color="black")
+        panels.lines(ax, alone, x="step", y="pearson_one_run", label=ROLES[3], **look)
+        panels.rule(ax, y=1, linestyle="-")
         title = f"{task}\nloss {losses[task]:.2g}, |B| = " + ", ".join(f"{size:.0f}" for size in sizes)
-        panels.frame(ax, x="step", title=title, log="x")
-        ax.set_ylim(np.floor(2 * table[["pearson", "pearson_one_run"]].min().min()) / 2, 1.08)
+        panels.frame(ax, x="step", title=title, log="x", size=8.5)
+        ax.set_ylim(np.floor(2 * lowest) / 2, 1.08)
     axes[0, 0].set_ylabel("correlation of influences\nwith the exact solution's")
-    panels.legend(figure, columns=2, title="mean and 95 % over seeds")
+    number = panels.seeds(table.groupby("task").seed.nunique())
+    note = f"mean over {number}, band: 95 % t interval; |B| from the largest"
+    paper = "the paper has no exact solution, so no value here: its steps correlate with one another (more: ours)"
+    panels.legend(figure, columns=2, title=f"{note}\n{paper}")
     return figure
 
 
@@ -419,12 +425,12 @@ def _heat_maps(between: pd.DataFrame) -> Figure:
     """Draw a row for each task: correlation between steps for each batch size."""
     num_sizes = int(between.groupby("task").batch_size.nunique().max())
     figure, rows = panels.rows(between, "task", columns=num_sizes, panel_size=(2.6, 2.7))
+    lowest = max(-1.0, np.floor(10 * np.nanmin([between.pearson.min(), 0.9])) / 10)  # the same colours in all
     for axes, task, maps in rows:
-        lowest = max(-1.0, np.floor(10 * np.nanmin([maps.pearson.min(), 0.9])) / 10)
         for ax, (size, matrix) in zip(axes, maps.groupby("batch_size", sort=False), strict=False):
             image, runs = _heat_map(ax, matrix, lowest), int(matrix.num_runs.iloc[0])
             ax.set_title(f"|B| = {size}" + (f", mean of {runs} runs" if runs > 1 else ""), fontsize=9)
-        axes[0].set_ylabel(f"{task}\nstep", fontsize=9)
+        axes[0].set_ylabel(f"{textwrap.fill(str(task), 26)}\nstep", fontsize=9)
         figure.colorbar(image, ax=list(axes), label="correlation", shrink=0.8, pad=0.01)
     return figure
 

@@ -390,7 +390,12 @@ def _heat_maps(table: pd.DataFrame, squares: pd.DataFrame) -> Figure:
             text = f"mean {square['mean']:.3f}\n± {square['stderr']:.3f}"
             box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
             ax.text(x, y, text, ha="center", va="center", fontsize=8, bbox=box)
-    figure.supxlabel("20 sentences in the order of the paper's App. A; ±: standard errors", fontsize=9)
+    number, mean = table.model_seed.nunique(), sentence_similarity.mean_difference(table)
+    note = (
+        "a model's 20 sentences in the order of the paper's App. A; boxes: mean ± standard error of the quarter\n"
+    )
+    note += f"gradient - influence over the pairs of different facts, mean over {number} such models: {mean:.3f}"
+    figure.supxlabel(note, fontsize=8.5)
     return figure
 
 

@@ -291,7 +291,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     """Return the figure: traces of both sides against the batch size, a panel for each task, and C of all."""
     table = computed["table"]
     measured = computed["constants"].set_index("task").sort_values("train_loss", ascending=False)
-    names = reader_names(measured.index)
+    names = reader_names(measured.index, whole=True)
     figure, axes = plots.figure(1, len(measured) + 1, panel_size=(3.1, 3.4))
     for ax, (task, constants) in zip(axes[0], measured.iterrows(), strict=False):
         _panel(ax, table[table.task == task], constants)
@@ -301,7 +301,9 @@ def draw(computed: Computed) -> dict[str, Figure]:
         if ax.get_subplotspec().is_first_col():
             ax.set_ylabel("trace / P")
     _constants(axes[0, -1], measured)
-    panels.legend(figure, columns=2)
+    panels.legend(
+        figure, columns=2, title="one network a panel; condition C.1: its left side is at most its right"
+    )
     return {"figure.png": figure}
 
 

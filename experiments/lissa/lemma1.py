@@ -195,7 +195,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
     figure, axes = plots.figure(1, 2, panel_size=(4.0, 3.6))
     _mean_and_second_moment(axes[0, 0], cases[cases.role == "half"])
     _thresholds(axes[0, 1], limits)
-    panels.legend(figure, columns=3)
+    note = f"flat to spike: spectra of G; bars: 95 % over {cases.num_trials.max():,.0f} trials"
+    panels.legend(figure, columns=3, title=note)
     groups = list(cases.groupby(["spectrum", "size"], sort=False))
     columns = min(len(groups), 3)
     spectra, places = plots.figure(-(-len(groups) // columns), columns, panel_size=(3.4, 2.9))

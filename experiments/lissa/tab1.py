@@ -258,7 +258,9 @@ def _unbiased(claim: Claim, table: pd.DataFrame) -> ClaimResult:
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return C and the batch size against what the paper takes, and Table 1: ours above the paper's rows."""
     table, paper = computed["table"].sort_values("train_loss", ascending=False), computed["paper"]
-    losses = table.task.map(reader_names(table.task)) + table.train_loss.map("\n(training loss {:.2g})".format)
+    losses = table.task.map(reader_names(table.task, whole=True)) + table.train_loss.map(
+        "\n(training loss {:.2g})".format
+    )
     table, paper = table.assign(task=losses), paper.assign(task=paper["row"] + " (the paper)")
     return {"figure.png": _batch_size(table), "figure_more.png": _table_1(table, paper)}
 
@@ -270,12 +272,12 @@ def _batch_size(table: pd.DataFrame) -> Figure:
     ranges = {"constant": "assumed_constant", "needed": "batch_size"}
     for ax, (of, paper) in zip(axes[0], ranges.items(), strict=True):
         ends: Any = {"low": f"{of}_at_least", "high": f"{of}_at_most"}
-        ends |= {"label": "measured: directions tried (mark) to what is enough (end)"}
+        ends |= {"label": "measured: from the worst direction tried (dot) to what is enough (end)"}
         ends |= {"paper_label": "with C = 2, the paper's"}
         panels.forest(ax, known, name="task", value=ends["low"], paper=paper, **ends)
     panels.frame(axes[0, 0], x="C of condition C.1", log="x")
     panels.frame(axes[0, 1], x="batch size C tr(G) / λmax that it asks for", log="x")
-    panels.legend(figure)
+    panels.legend(figure, title="one network a row; the bar is where C lies, not an interval over seeds")
     return figure
 
 

@@ -339,11 +339,11 @@ def _ratio_of_means(claim: Claim, numerator: pd.Series, denominator: pd.Series, 
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return what no positive semi-definite matrix can have, and how far the sketches can be trusted."""
     table, paper = computed["table"], computed["paper"]
-    names = reader_names(table.task)
+    names = reader_names(table.task, whole=True)
     table = table.assign(task=table.task.map(names))
     figure, axes = plots.figure(panel_size=(8, 0.32 * (len(table) + len(paper)) + 1.2))
     _inequalities(axes[0, 0], table, paper)
-    panels.legend(figure)
+    panels.legend(figure, title="printed: the paper's Table 3; ours: one network a row")
     more, axes = plots.figure(2, 1, panel_size=(8, 0.6 * len(table) + 2))
     _sketches(axes[0, 0], table, computed["sketches"].replace({"task": names}))
     _variances(axes[1, 0], table, computed["gradients"].replace({"task": names}))

@@ -22,7 +22,7 @@ from matplotlib.ticker import MaxNLocator
 from omegaconf import DictConfig, OmegaConf
 
 from curvlab.lab import Claim, ClaimResult, Computed, Run, judge, out_of_reach, panels, t_interval
-from experiments.ngd.sampling import curvature_cutoff
+from experiments.ngd.sampling import LOWEST, curvature_cutoff
 from experiments.ngd.trajectories import Network, first_columns, last_state, trajectory
 from experiments.shared.stats import in_columns
 
@@ -307,8 +307,11 @@ def _figure(table: pd.DataFrame) -> Figure:
             panels.frame(ax, x="epoch", y=LABELS[quantity], log="" if quantity == "llc" else "y")
             ax.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
         axes[0].set_title(task, loc="left")
-    note = "dotted: the split; mean over seeds, band: 95 % t interval, of the LLC: of its change since the split"
-    note += "\nvalid estimates alone; the lowest point: of the loss, in the region that the LLC's chains sample"
+    number = panels.seeds(table.groupby("task").seed.nunique())
+    note = (
+        f"dotted: the split; mean over {number}, band: 95 % t interval, of the LLC: of its change since the split"
+    )
+    note += f"\nvalid estimates alone; {LOWEST}"
     panels.legend(figure, title=note, columns=3)
     return figure
 

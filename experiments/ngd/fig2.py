@@ -31,7 +31,7 @@ from curvlab.lab import Computed, Run, Target, panels
 from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, out_of_reach, t_interval
 from curvlab.lab.claims import judge as judge_claim
 from experiments.ngd.matched_loss import matched_differences
-from experiments.ngd.sampling import measured_both_ways
+from experiments.ngd.sampling import LOWEST, measured_both_ways
 from experiments.ngd.trajectories import trajectories
 
 TARGET = Target(
@@ -149,7 +149,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
         panels.frame(llc, x="epoch", y="LLC from the lowest point", title=str(task), log="x")
         panels.frame(trace, x="epoch", y="tr(H) (nats/parameter²)", log="x")
         panels.counts(llc, own[own.llc.notna()], x="epoch", valid="valid", by="optimizer", styles=styles)
-    note = "mean over seeds, band: 95 % t interval; of the LLC valid estimates alone"
+    number = panels.seeds(table.groupby("task").seed.nunique())
+    note = f"mean over {number}, band: 95 % t interval; of the LLC valid estimates alone\n{LOWEST}"
     panels.legend(figure, title=note)
     more, rows = panels.rows(table, by="task", columns=3, panel_size=(3.0, 2.8))
     for (loss, norm, against), task, own in rows:

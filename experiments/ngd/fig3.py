@@ -34,7 +34,7 @@ from curvlab.lab import Computed, Run, Target, panels, plots
 from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, out_of_reach
 from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.claims.intervals import Interval, t_interval
-from experiments.ngd.sampling import curvature_cutoff, measured_both_ways
+from experiments.ngd.sampling import LOWEST, curvature_cutoff, measured_both_ways
 from experiments.ngd.trajectories import DIVERGED, ESTIMATE, Network, final_estimate, first_columns, trajectory
 from experiments.shared import stats
 
@@ -373,7 +373,10 @@ def _sweeps(tasks: pd.DataFrame, equal: pd.DataFrame) -> Figure:
         swept = there[there.value.notna()].assign(by=EQUAL)
         panels.counts(axes[0], swept, x="place", valid="llc", by="by", styles=STYLES)
         axes[0].set_title(str(task))
-    note = "mean over seeds, 95 % t interval (from three on); dots: seeds; SGD's number at its line"
+    number = panels.seeds(tasks.groupby("task").seed.nunique())
+    note = f"mean over {number}, 95 % t interval (from three on); dots: seeds\n{LOWEST}"
+    if any(text.get_text().isdigit() for ax in figure.axes for text in ax.texts if not text.get_gid()):
+        note += "\nat the end of SGD's line: how many of its seeds count"
     panels.legend(figure, title=note, columns=3, axes=[figure.axes[0]])
     return figure
 

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, Target, panels
 from experiments.ngd import overfitting
 from experiments.ngd.overfitting import compute  # noqa: F401  compute is this target's
+from experiments.ngd.sampling import LOWEST
 
 TARGET = Target(
     __name__,
@@ -60,6 +61,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
         overfitting.draw_estimates(llc, own, "llc", labels["llc"])
         overfitting.draw_trace(trace, own, labels["trace"])
         losses.set_title(task, loc="left")
-    panels.legend(figure, title=f"{overfitting.NOTE}\nmean of tr(H): geometric", axes=[figure.axes[0]])
+    note = f"{overfitting.note(table)}; of tr(H) the geometric mean\n{LOWEST}"
+    panels.legend(figure, title=note, axes=[figure.axes[0]])
     paths = overfitting.draw_paths(table, labels | {"validation_accuracy": "validation accuracy"})
     return {"figure.png": figure, "figure_more.png": paths}

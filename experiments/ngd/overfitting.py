@@ -260,15 +260,19 @@ def _told(row: Mapping[Any, Any]) -> str:
 # ------------------------------------------------------------------------------------ draw
 STYLES = panels.styles_of(("SGD", "NGD"))
 NOTE = (
-    "mean over seeds, band: 95 % t interval (of three or more)\n"
-    "hollow: not valid, or not for every seed\n"
-    "dotted: smallest validation loss, median of the seeds"
+    "mean over {}, band: 95 % t interval (of three or more); hollow: not valid, or not for every seed\n"
+    "dotted: the epoch of the smallest validation loss, median of the seeds"
 )
 
 
 def for_readers(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table with the names of optimizers that stand in figures."""
     return table.assign(optimizer=table.optimizer.str.upper())
+
+
+def note(table: pd.DataFrame) -> str:
+    """Say what bands, rings and lines are."""
+    return NOTE.format(panels.seeds(table.groupby("task").seed.nunique()))
 
 
 def draw_losses(ax: Axes, table: pd.DataFrame) -> None:

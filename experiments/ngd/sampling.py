@@ -17,6 +17,7 @@ from curvlab.sampling import LLC, choose_sgld_settings, descent_to_minimum, esti
 if TYPE_CHECKING:
     from experiments.ngd.trajectories import Network
 
+LOWEST = "the lowest point: of the loss, in the region that the LLC's chains sample"
 NO_STEP_SIZE = "no step size keeps both limits"
 NO_BOTTOM = "the search for the lowest point of the sampled region has not ended"
 RAW = {"llc": "from the lowest sampled point", "llc_raw": "from the weights"}

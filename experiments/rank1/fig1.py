@@ -103,8 +103,10 @@ def draw(computed: Computed) -> dict[str, Figure]:
     for ax, start in zip(axes[0], (table.start.min(), table.start.max()), strict=True):
         own = table[table.start == start].assign(size=lambda rows: rows.gradient_norm.clip(lower=1e-16))
         panels.lines(ax, own, x="step", y="size", by="method", styles=styles)
-        ax.set(xlim=(-1, 40), ylim=(1e-15, 10))
+        ax.set(xlim=(-1, table.step.max()), ylim=(1e-15, 10))
         panels.frame(ax, x="step k", title=f"f(x) = sqrt(1 + x²) from x = {start:g}", log="y")
     axes[0, 0].set_ylabel("|f'(x_k)|")
-    panels.legend(figure, columns=6)
+    panels.legend(
+        figure, columns=6, title="deterministic: one run each; δ: the shift of the lemma's estimate D of f''"
+    )
     return {"figure.png": figure}

@@ -310,7 +310,7 @@ FLOORS = {"gradient_norm": 1e-8, "gap": 1e-10}
 AXES = {"step": "step k", "products": "Hessian products", "passes": "gradients + Hessian products"}
 Curves = dict[str, pd.DataFrame]  # rows by legend entry; one with a blank in front is dashed, with two dotted
 LINES = ("-", "--", ":")
-NOTE = "line: median over seeds of the directions; band: smallest to largest of the seeds"
+NOTE = "line: median over {} of the directions; band: smallest to largest of the seeds"
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
@@ -326,7 +326,8 @@ def _convergence(table: pd.DataFrame) -> Figure:
     for ax, x in zip(axes[0], ("step", "passes"), strict=True):
         _panel(ax, curves, x, "gradient_norm", f"by {x}")
     form = "; D: estimate not symmetrised" if any(": D, " in name for name in curves) else ""
-    panels.legend(figure, columns=3, title=f"{NOTE}\nc: factor of σ{form}")
+    number = panels.seeds([table.seed.nunique()])
+    panels.legend(figure, columns=3, title=f"{NOTE.format(number)}\nc: factor of σ in the lemma's step{form}")
     return figure
 
 
@@ -344,7 +345,7 @@ def _settings(table: pd.DataFrame) -> Figure:
     for ax, (title, curves, x) in zip(axes.flat, shown, strict=True):
         _panel(ax, curves, x, "gradient_norm", title)
         ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.3), frameon=False, fontsize=8.5)
-    panels.legend(figure, title=NOTE, axes=[])
+    panels.legend(figure, title=NOTE.format(panels.seeds([table.seed.nunique()])), axes=[])
     return figure
 
 

@@ -343,7 +343,10 @@ def _bounds_figure(bounds: pd.DataFrame) -> Figure:
     axes[0, 0].set(
         yticks=range(len(statements)), yticklabels=[text for text, _, _ in statements], ylim=(2.5, -0.5)
     )
-    panels.legend(figure)
+    number = panels.seeds(curved.groupby("model").seed.nunique())
+    panels.legend(
+        figure, title=f"a mark: a model and a seed, of {number}, with random, trained or constructed weights"
+    )
     return figure
 
 

@@ -212,7 +212,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
     for function in shown[never].function.unique():
         axes[0, 0].plot([], [], " ", label=function)
     panels.frame(axes[0, 0], x="‖∇f(x_0)‖ / ε", y="steps to ε over K(ε)", log="xy")
-    panels.legend(figure, columns=3, title="mean and 95 % over seeds that arrived")
+    number = panels.seeds(table.groupby("objective").seed.nunique())
+    panels.legend(figure, columns=3, title=f"mean over those of {number} that arrived, band: 95 % t interval")
     groups = list(table.groupby("objective", sort=False))
     more, axes = plots.figure(2, -(-len(groups) // 2), panel_size=(2.6, 2.7))
     for ax, (objective, own) in zip(axes.flat, groups, strict=False):

@@ -106,12 +106,14 @@ def draw(computed: Computed) -> dict[str, Figure]:
     shown = best[~best.method.isin((RUN_EPOCHS, FILTER_EPOCHS)) | (best.against == STANDARD)]
     shown = shown[~shown.method.isin((RUN_DAMPING, FILTER)) | (shown.against != STANDARD)]
     return {
-        "figure.png": _scores(shown[shown.against == STANDARD], reader_names(best.task)),
+        "figure.png": _scores(
+            shown[shown.against == STANDARD], reader_names(best.task), computed.config["num_networks"]
+        ),
         "figure_more.png": _prices(shown, computed),
     }
 
 
-def _scores(own: pd.DataFrame, titles: Mapping[str, str]) -> Figure:
+def _scores(own: pd.DataFrame, titles: Mapping[str, str], networks: int) -> Figure:
     """Draw a column for each task, a row for each score, from the highest mean LDS down; ours in a colour."""
     order = own.groupby("method").lds.mean().sort_values(ascending=False).index
     own = own.assign(place=own.method.map(order.get_loc)).sort_values("place", kind="stable")
@@ -127,10 +129,10 @@ def _scores(own: pd.DataFrame, titles: Mapping[str, str]) -> Figure:
             yticks=range(len(order)), yticklabels=[_name(each) for each in order], ylim=(len(order) - 0.5, -0.5)
         )
         panels.frame(ax, x="LDS", title=textwrap.fill(titles[str(task)], 13))
-    figure.supxlabel(
-        "LDS: rank correlation with retraining by the standard protocol; 95 % over networks, halves and queries",
-        fontsize=8.5,
-    )
+    note = f"LDS: rank correlation with retraining by the standard protocol, mean over {networks} networks\n"
+    note += "bars: 95 % over networks, halves and queries; in blue: what the title is of"
+    note += "; BM25: a search engine's score of texts" if "BM25" in order else ""
+    figure.supxlabel(note, fontsize=8.5)
     return figure
 
 
@@ -166,7 +168,9 @@ def _prices(shown: pd.DataFrame, computed: Computed) -> Figure:
             panels.frame(ax, x="price (trainings)", y="LDS" if first else "", title=title, log="x")
     if more:
         _beyond(axes[-1], computed["residuals"], computed["fractions"])
-    note = "Line: what no cheaper score reaches. Price: of the whole grid, where there is one."
+    note = "LDS: rank correlation with retraining; bars and bands: 95 % over networks, halves and queries\n"
+    note += "line: what no cheaper score reaches; price: of the whole grid, where there is one"
+    note += "; of texts grey at the left: BM25" if (shown.method == "BM25").any() else ""
     panels.legend(figure, columns=3, title=note)
     return figure
 

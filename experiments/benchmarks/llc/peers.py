@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise, product
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from torch import Tensor, nn
@@ -245,27 +247,32 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 # ------------------------------------------------------------------------------------ figures
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the estimates beside their seconds, and the polynomials."""
-    return {
-        "figure.png": _draw_methods(computed["summary"], computed["timings"]),
-        "figure_more.png": polynomials.draw(computed["known"]),
-    }
+    """Return the estimates beside the polynomials, and their seconds."""
+    figure, ((left, right),) = plots.figure(1, 2, panel_size=(4.6, 3.6))
+    summary = computed["summary"]
+    _draw_estimates(left, summary)
+    polynomials.draw(right, computed["known"])
+    chains = " and ".join(
+        f"{number:.0f}" for number in (summary.chains.min(), computed.config["known"]["num_chains"])
+    )
+    panels.legend(figure, title=f"bars: 95 % t interval over chains, {chains} of them", axes=[right])
+    more, ((ax,),) = plots.figure(1, 1, panel_size=(6.0, 3.2))
+    _draw_seconds(ax, computed["timings"])
+    return {"figure.png": figure, "figure_more.png": more}
 
 
-def _draw_methods(summary: pd.DataFrame, timings: pd.DataFrame) -> Figure:
-    """Return estimates with their intervals on the left, seconds on the right."""
-    figure, axes = plots.figure(1, 2, panel_size=(4.6, 3.2))
-    left, right = axes[0]
+def _draw_estimates(left: Axes, summary: pd.DataFrame) -> None:
     summary = summary.fillna({"problems": ""}).assign(lost=lambda own: own.problems != "")
     panels.forest(left, summary, name="method", value="llc", low="low", high="high", hollow="lost")
     hollow = "; hollow: not valid" if summary.lost.any() else ""
-    x = f"estimated learning coefficient\n(95 % t interval over chains{hollow})"
-    panels.frame(left, x=x, title=str(summary.model.iloc[0]))
+    panels.frame(left, x=f"estimated learning coefficient{hollow}", title=str(summary.model.iloc[0]))
+
+
+def _draw_seconds(right: Axes, timings: pd.DataFrame) -> None:
     panels.bars(right, timings, name="method", value="cpu_seconds", by="threads")
     for bars in right.containers:
-        right.bar_label(bars, fmt=" %.3g s", fontsize=7)
+        right.bar_label(cast(BarContainer, bars), fmt=" %.3g s", fontsize=7)
     right.margins(x=0.3)
     if timings.threads.nunique() > 1:
         right.legend(title="threads", fontsize=7)
     right.set_xlabel("CPU seconds of all cores\n(median; on the clock: timings.csv)")
-    return figure

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from curvlab.lab import ClaimResult, ClaimSheet, Interval, Run, out_of_reach, panels, plots
+from curvlab.lab import ClaimResult, ClaimSheet, Interval, Run, out_of_reach, panels
 from curvlab.lab import judge as verdict
 from curvlab.sampling import default_nbeta, estimate_llc
 from experiments.shared.stats import mean
@@ -120,16 +120,13 @@ def judge(known: pd.DataFrame, claims: ClaimSheet, *, num_chains: int) -> list[C
     return [*results, verdict(claims.claim("unbiased"), *found, if_not_reproduced=why)]
 
 
-def draw(table: pd.DataFrame) -> Figure:
-    """Return estimates and asymptotic coefficients over the values at this n."""
-    figure, axes = plots.figure(1, 1, panel_size=(6.0, 3.2))
-    ax, at = axes[0, 0], table.at_this_n
+def draw(ax: Axes, table: pd.DataFrame) -> None:
+    """Draw estimates and asymptotic coefficients over the values at this n."""
+    at = table.at_this_n
     ratios = table.assign(estimate=table.estimate / at, low=table.low / at, high=table.high / at)
     ratios = ratios.assign(asymptotic=table.asymptotic / at, of="estimate, 95 %")
     panels.forest(ax, ratios, name="problem", value="estimate", low="low", high="high", by="of")
     style = panels.styles_of(["asymptotic coefficient"])["asymptotic coefficient"] | {"linestyle": "none"}
     ax.plot(ratios.asymptotic, range(len(ratios)), label="asymptotic coefficient", **style)
     panels.rule(ax, x=1.0, color="black", linestyle="-", label="value at this n (quadrature)")
-    panels.frame(ax, x="ratio to the value at this n", log="x")
-    panels.legend(figure)
-    return figure
+    panels.frame(ax, x="ratio to the value at this n", title="polynomials", log="x")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from matplotlib.axes import Axes
@@ -314,21 +315,45 @@ def draw(computed: Computed) -> dict[str, Figure]:
     table = table[table.num_rhs == table.groupby("task").num_rhs.transform("max")]
     table = table.assign(lost=(1 - table.correlation).clip(lower=FLOOR))
     groups = list(table.groupby(["task", "num_rhs"], sort=False))
-    figure, axes = plots.figure(2, len(groups), panel_size=(7.9 / len(groups), 2.6), sharey="row", sharex="col")
+    heights = (2.3, 2.3, 1.0) if "recipes" in computed else (2.3, 2.3)
+    size = 7.9 / len(groups), 2.1 if len(heights) > 2 else 2.6
+    figure, axes = plots.figure(len(heights), len(groups), panel_size=size, sharey="row", height_ratios=heights)
+    for ax in axes[2:, 1:].flat:
+        ax.remove()
+    for (ax,) in axes[2:, :1]:
+        ax.set_subplotspec(ax.get_gridspec()[2, :])  # as wide as all panels above
+        _cases(ax, computed["recipes"])
     styles = panels.styles_of(table.method.unique())
     for column, ((task, num_rhs), own) in enumerate(groups):
         for method, look in styles.items():
             width = 2.4 if "default" in str(method) else 1.2
             line = look | {"label": method, "marker": "", "linewidth": width}
-            for ax, y in zip(axes[:, column], ("error", "lost"), strict=True):
+            for ax, y in zip(axes[:2, column], ("error", "lost"), strict=True):
                 _curve(ax, own[own.method == method], ("work", y), line)
+        axes[1, column].sharex(axes[0, column])
+        axes[0, column].tick_params(labelbottom=False)
         title = f"{task}\n{num_rhs} right-hand side{'s' if num_rhs != 1 else ''}"
         panels.frame(axes[0, column], title=title, log="xy", size=9)
         panels.frame(axes[1, column], x="products a system", log="xy")
     axes[0, 0].set(ylabel="relative error of x", ylim=(None, 30))
     axes[1, 0].set(ylabel="1 - correlation of scores", ylim=(FLOOR, 3))
-    panels.legend(figure, axes=axes[0], title="dot: an answer; cross: diverges")
+    note = "median over systems; dot: an answer, at the bottom a mark a case; cross: diverges"
+    panels.legend(figure, axes=axes[0], title=note)
     return {"figure.png": figure}
+
+
+def _cases(ax: Axes, recipes: pd.DataFrame) -> None:
+    """Draw LiSSA's error in each case, a network and a damping, by the constant of its batch size."""
+    for place, (_, own) in enumerate(recipes.groupby("recipe", sort=False)):
+        diverged = own.outcome.str.startswith("diverges")
+        for part, marker in ((own[~diverged], "o"), (own[diverged], "x")):
+            look: dict[str, Any] = {"color": panels.COLORS["lissa"], "marker": marker, "linestyle": "none"}
+            ax.plot(part.error_worst, np.full(len(part), place), markersize=5, **look)
+    panels.rule(ax, x=1)
+    names = recipes.recipe.unique().tolist()
+    ax.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
+    cases = f"{len(recipes) // len(names)} cases (network, damping)"
+    panels.frame(ax, x=f"LiSSA's relative error, worst system, in {cases}; dashed: zero's", log="x")
 
 
 def _curve(ax: Axes, curve: pd.DataFrame, of: tuple[str, str], look: dict[str, Any]) -> None:

@@ -288,9 +288,17 @@ def draw(computed: Computed) -> dict[str, Figure]:
     panels.rule(memory, x=AIM, color="black", label=f"aim, {AIM:g}")
     for place in np.flatnonzero(~kept):
         memory.text(
-            0.02, place, "rises too little", transform=memory.get_yaxis_transform(), fontsize=7.5, va="center"
+            0.02,
+            place,
+            f"a gradient's is < {SMALLEST_RISE:g} MiB",
+            transform=memory.get_yaxis_transform(),
+            fontsize=7.5,
+            va="center",
         )
     panels.frame(memory, x="peak memory / a gradient step's")
+    panels.legend(
+        figure, title="product: with the Gauss-Newton matrix; bars: 95 % t over repeats; aims: ours", axes=[]
+    )
     for ax in axes[0]:
         ax.legend(fontsize=8.5, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15))
     return {"figure.png": figure}

@@ -71,7 +71,9 @@ def _approximation(
             ax.set_ylim(bottom=0)
             panels.frame(ax, x="rank τ: vectors kept", title=f"relative error: {title}", size=9)
         axes[0].set_ylabel(place, fontsize=8)
-    note = "G: the moving average; target α^τ I + G but for “own targets”\nmean over seeds, band: 95 % t interval"
+    number = panels.seeds(table.groupby("task").seed.nunique())
+    note = f"mean over {number}, band: 95 % t interval; dotted: an inverse of zero\n"
+    note += "G: the moving average; target α^τ I + G but for “own targets”"
     panels.legend(figure, title=note, columns=2)
     return figure
 

@@ -20,9 +20,9 @@ from experiments.lissa.fig1.agreement_panels import CHOICES, panels_error
 
 COLORS = dict(zip((*CHOICES, "exact"), ("lissa", "lissa.auto", "lissa", "exact"), strict=True))
 NOTE = (
-    "change of a test loss per unit weight of the training image (nats)\n"
+    "change of a test loss per unit weight of the image above (nats); a dot: a test image, dashed: x = y\n"
     "r: mean ± s.e. over seeds; axes that end in powers of ten: linear around 0, logarithmic beyond\n"
-    f"agree: r ≥ {MIN_PEARSON:g}, slope within a factor of {SLOPES[1]:g} of one; else apart; 2/3: in as many seeds"
+    f"agree: r ≥ {MIN_PEARSON:g}, slope within a factor of {SLOPES[1]:g} of one; else apart; k/n: in k of n seeds"
 )
 
 
@@ -74,8 +74,7 @@ def grid(
                 ax.set_axis_off()
                 continue
             _scatter(ax, shown, place, kind)
-            # In the corner that y = x leaves free.
-            image, inset = shown.images[place], ax.inset_axes((0.02, 0.7, 0.28, 0.28))
+            image, inset = shown.images[place], ax.inset_axes((0, 1.02, 0.28, 0.28))  # above: it covers no point
             stretched = (image - image.min()) / (np.ptp(image) or 1.0)
             inset.imshow(stretched, cmap="gray", vmin=0, vmax=1, interpolation="nearest")  # RGB ignores cmap
             inset.set_axis_off()
@@ -102,8 +101,8 @@ def _scatter(ax: Axes, shown: Shown, place: int, kind: str) -> None:
             return
         cases = own.lissa_pbrf_case.value_counts()
         share = "" if cases.iloc[0] == len(own) else f" {cases.iloc[0]}/{len(own)}"
-        said = f"r = {_with_error(own.lissa_pbrf_pearson.dropna())}, {cases.index[0]}{share}"
-    ax.set_title(said, fontsize=8.5, loc="left")
+        said = f"r = {_with_error(own.lissa_pbrf_pearson.dropna())}\n{cases.index[0]}{share}"
+    ax.set_title(said, fontsize=8.5, loc="left", x=0.32, y=1.03)
     drawn = pd.DataFrame({"x": x, "y": y})
     look = {"color": panels.COLORS[COLORS[kind]], "marker": "o"}
     panels.scatter(ax, drawn, x="x", y="y", identity=False, size=5, styles={"": look})
@@ -153,18 +152,19 @@ def headline(computed: Computed, *, num_points: int) -> Figure:
     converged at a loss of about 1, ours of eight units.
     """
     chosen = _early_converged_and_fitted(computed)
-    names = reader_names(computed["summary"].task)
+    names = reader_names(computed["summary"].task, whole=True)
     rows = [
         (
             shown,
             "",
             range(num_points),
-            f"{textwrap.fill(names[shown.task], 30)}\nloss {row['train loss']:.2g}, |B| = {row['batch size']}\n"
-            f"median of {row['points']}: r = {row['pearson lissa-pbrf, C = 2']:.2g}",
+            f"{textwrap.fill(names[shown.task], 24)}\nloss {row['train loss']:.2g}, |B| = {row['batch size']}\n"
+            f"{panels.seeds([row['seeds']])}, median r\n"
+            f"of {row['points']} images: {row['pearson lissa-pbrf, C = 2']:.2g}",
         )
         for shown, row in chosen
     ]
-    return grid(rows, panel_size=(2.0, 2.2), note=f"x: LiSSA, C = 2; y: PBRF by SGD; {NOTE}")
+    return grid(rows, panel_size=(2.0, 2.4), note=f"x: LiSSA with |B| by C = 2, y: PBRF by SGD:\n{NOTE}")
 
 
 def choices(computed: Computed, *, num_points: int) -> Figure:
@@ -175,4 +175,4 @@ def choices(computed: Computed, *, num_points: int) -> Figure:
         for kind, label in (CHOICES | {"exact": "exact PBRF"}).items()
         if shown.has(0, kind)
     ]
-    return grid(rows, panel_size=(2.0, 1.9), note=f"x: LiSSA, Lissa.auto where C is measured, or CG; {NOTE}")
+    return grid(rows, panel_size=(2.0, 2.2), note=f"x: LiSSA, Lissa.auto where C is measured, or CG:\n{NOTE}")

@@ -377,7 +377,9 @@ def draw(computed: Computed) -> dict[str, Figure]:
         panels.rule(ax, y=1, label="the paper: at most 1", color="black")
         panels.frame(ax, x="batch size |B|", title=f"measured error over {name}", log="xy")
     axes[0, 0].set_ylabel("largest over steps")
-    panels.legend(figure, columns=3)
+    trials = errors.num_trials.agg(["min", "max"]).map("{:.0f}".format)
+    note = f"mean over {' to '.join(trials)} trials of LiSSA; B.4's task: that of App. B.4, with such a spectrum"
+    panels.legend(figure, columns=3, title=note)
     stationary = computed["stationary"]
     more = _far_and_damping(computed["start"], stationary.replace({"problem": _readers(stationary.problem)}))
     return {"figure.png": figure, "figure_more.png": more}
@@ -386,7 +388,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
 def _readers(problems: pd.Series) -> dict[str, str]:
     """Return readers' names of the networks, and of the task of App. B.4 by its spectrum."""
     built = {name: "B.4's task, " + name.split(", ")[1] for name in problems if name.startswith("signs")}
-    return reader_names(problems.unique()) | built
+    return reader_names(problems.unique(), whole=True) | built
 
 
 def _far_start(ax: Axes, start: pd.DataFrame) -> None:

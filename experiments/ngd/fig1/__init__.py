@@ -271,6 +271,7 @@ def _draw_widths(
             panels.counts(ax, own.assign(place=own.width.map(widths.index)), x="place", valid="llc", **kind)
             low, high = ax.get_ylim()
             ax.set_ylim(low, high + 0.15 * (high - low))
+            ax.locator_params(axis="y", nbins=5)
             for _, each in summary[(summary.task == task) & summary.p.notna()].drop_duplicates("width").iterrows():
                 place = widths.index(each.width), high + 0.06 * (high - low)
                 ax.text(*place, f"p = {each.p:.0e}", ha="center", fontsize=9)
@@ -279,7 +280,8 @@ def _draw_widths(
         title, log = task if row == 0 else "", "y" if quantity == "train_loss" else ""
         panels.frame(ax, x="" if widths == [0] else "width", y="" if column else label, title=title, log=log)
     printed = load_paper_numbers("ngd", folder=FOLDER).get("Fig. 1", "all", "p_value").value
-    note = f"mean over seeds, 95 % t interval; dots: seeds\np: Welch's test, the paper's least {printed:g}"
+    note = f"mean over {panels.seeds(table.groupby('task').seed.nunique())}, 95 % t interval; dots: seeds"
+    note += f"\np: Welch's test that SGD and NGD are alike; the paper's smallest: {printed:g}"
     panels.legend(figure, title=note)
     return figure
 

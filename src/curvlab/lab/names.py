@@ -110,13 +110,13 @@ _STATES = {
 }
 
 
-def reader_names(tasks: Iterable[str]) -> dict[str, str]:
+def reader_names(tasks: Iterable[str], *, whole: bool = False) -> dict[str, str]:
     """Return what a reader calls each task: "mlp-64-mnist-early-curvature-3000" is "MLP on MNIST, stopped early".
 
-    Where two tasks would be called the same, both have their widths and numbers of examples, too. Names that are
-    no task's labels stay as they are.
+    Where two tasks would be called the same, both have their widths and numbers of examples, too; with `whole`,
+    for pictures that stand beside others', all have. Names that are no task's labels stay as they are.
     """
-    short = {task: _called(task, whole=False) for task in tasks}
+    short = {task: _called(task, whole=whole) for task in tasks}
     names = list(short.values())
     return {task: name if names.count(name) == 1 else _called(task, whole=True) for task, name in short.items()}
 
@@ -124,9 +124,9 @@ def reader_names(tasks: Iterable[str]) -> dict[str, str]:
 _KEY = re.compile(rf"(?<![\w-])(?:exact-ngd|(?:{'|'.join(_MODELS)})[a-z0-9]*)(?:-[a-z0-9]+)+(?![\w-])")
 
 
-def for_readers(texts: Iterable[str]) -> Callable[[str], str]:
+def for_readers(texts: Iterable[str], *, whole: bool = False) -> Callable[[str], str]:
     """Return what writes readers' names for the tasks' labels in a text; `texts` are all that stand together."""
-    names = reader_names(sorted({key for text in texts for key in _KEY.findall(text)}))
+    names = reader_names(sorted({key for text in texts for key in _KEY.findall(text)}), whole=whole)
     return lambda text: _KEY.sub(lambda found: names[found[0]], text)
 
 
@@ -135,7 +135,9 @@ def name_tasks(drawing: Figure) -> None:
     axes = [axis for ax in drawing.axes for axis in (ax.xaxis, ax.yaxis)]
     ticks = [(axis, [label.get_text() for label in axis.get_ticklabels()]) for axis in axes]
     texts = [each for each in drawing.findobj(Text) if isinstance(each, Text)]
-    told = for_readers([*(each.get_text() for each in texts), *(label for _, own in ticks for label in own)])
+    told = for_readers(
+        [*(each.get_text() for each in texts), *(label for _, own in ticks for label in own)], whole=True
+    )
     for axis, labels in ticks:
         if (names := [told(label) for label in labels]) != labels:
             axis.set_ticks(axis.get_ticklocs(), names)
@@ -153,7 +155,10 @@ def _called(task: str, *, whole: bool) -> str:
     before, _, after = label.partition(data)
     kind, *rest = before.removesuffix("-").split("-")
     name = _MODELS[model] + (kind.removeprefix(model) if _MODELS[model].endswith("-") else "")
-    widths, size = "-".join(filter(str.isdigit, rest)), re.search(r"-(\d+)(?!-epochs)(?=-|$)", after)
+    widths, size = (
+        "-".join(filter(str.isdigit, rest)) if "layer" not in before else "",
+        re.search(r"(?<!curvature)-(\d+)(?!-epochs)(?=-|$)", after),
+    )
     if whole:
         name = " ".join([name, widths, *(each for each in rest if each in {"tanh", "relu"})])
     of = f"{int(size[1]):,} of " if whole and size else ""

@@ -62,6 +62,11 @@ def test_an_interval_that_two_digits_would_move_has_three() -> None:
     assert tell("a", "{b/c:interval}", {"a/b/c": near_one}) == "1.01 (0.933 to 1.06)"
 
 
+def test_an_interval_without_width_is_its_value() -> None:
+    counted = judge(CLAIM, 1.08, Interval(1.08, 1.08, "one run", 1), if_not_reproduced="-")
+    assert tell("a", "{b/c:interval}", {"a/b/c": counted}) == "1.1"
+
+
 def test_a_name_with_stars_stands_for_many_claims() -> None:
     low = judge(CLAIM, 0.2, Interval(0.1, 0.3, "t 95 %, 3 seeds", 3), if_not_reproduced="-")
     many = {"a/b/c-1": HELD["a/b/c"], "a/b/c-2": low, "a/b/d": low, "a/b/c-3": out_of_reach(CLAIM, "No GPU.")}

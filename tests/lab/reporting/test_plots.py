@@ -42,6 +42,8 @@ def test_figure_returns_a_grid_and_leaves_the_settings_alone() -> None:
     assert row.shape == (1, 5)
     assert wide.get_size_inches() == pytest.approx([8.0, 5.2])  # 3 panels, and 2 below
     assert len(wide.axes) == 5
+    tall, _ = plots.figure(1, 2, panel_size=(11.2, 3.2))  # 22.4 inches: three rows, two filled
+    assert tall.get_size_inches() == pytest.approx([8.0, 6.4])
 
 
 def test_the_finding_stands_above_the_title_and_what_would_be_cut_gets_smaller(tmp_path: Path) -> None:
@@ -348,6 +350,14 @@ def test_tasks_have_a_readers_name_that_tells_them_apart() -> None:
         "MLP 6-6 on 640 of digits",
     ]
     assert reader_names(["mlp-32-tanh-digits-1000-100-epochs"]).popitem()[1] == "MLP on digits, 100 epochs"
+    whole = reader_names([early, "ffnn-2-layers-mnist-10000"], whole=True)
+    names = ["MLP 64-64 on MNIST, stopped early", "MLP on 10,000 of MNIST, 2 hidden layers"]
+    assert list(whole.values()) == names
+
+
+def test_seeds_are_told_in_words() -> None:
+    said = [panels.seeds(counts) for counts in ([1], [5, 5], pd.Series([10.0, 3.0, 4.0]))]
+    assert said == ["1 seed", "5 seeds", "3 to 10 seeds"]
 
 
 def test_readers_names_stand_for_labels_in_every_text_of_a_figure(ax: Axes) -> None:
@@ -356,9 +366,9 @@ def test_readers_names_stand_for_labels_in_every_text_of_a_figure(ax: Axes) -> N
     panels.frame(ax, x="score on mlp-32-tanh-digits-1000", title="resnet20-cifar10-early, 3 seeds")
     name_tasks(ax.get_figure())
     assert ax.get_title() == "ResNet-20 on CIFAR-10, stopped early, 3 seeds"
-    assert ax.get_xlabel() == "score on MLP on digits"
+    assert ax.get_xlabel() == "score on MLP 32 tanh on 1,000 of digits"
     ax.get_figure().canvas.draw()
     names = [text.get_text() for text in ax.get_yticklabels()]
-    assert names == ["MLP on digits", "ResNet-20 on CIFAR-10, stopped early"]
+    assert names == ["MLP 32 tanh on 1,000 of digits", "ResNet-20 on CIFAR-10, stopped early"]
     page = "opt-1-32-ptb-128 (`agrees-mlp-8-digits`, scores_mlp-8-digits.csv)"  # ids and files keep theirs
     assert for_readers([page])(page) == "OPT on Penn Treebank (`agrees-mlp-8-digits`, scores_mlp-8-digits.csv)"

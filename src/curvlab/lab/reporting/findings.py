@@ -300,7 +300,7 @@ def _with_interval(value: float, interval: Interval, unit: float = 1.0) -> str:
     moved = max(abs(read[0] - low), abs(read[1] - high))
     digits = 3 if moved > 0.1 * (high - low) > 0 else 2  # two would move an end by a tenth of the interval
     shown, least, most = (written(each, digits) for each in (unit * value, low, high))
-    return f"{shown} ({least} to {most})"
+    return f"{shown} ({least} to {most})" if least != most else shown
 
 
 _FORMS: Mapping[str, Callable[[ClaimResult | None, float, Interval], str]] = {

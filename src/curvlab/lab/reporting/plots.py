@@ -88,6 +88,7 @@ def figure(
     if num_rows == 1 and num_columns * width > _WIDEST and "width_ratios" not in settings:
         rows = math.ceil(num_columns * width / (1.31 * _WIDEST))  # a little too wide: narrower panels
         columns = math.ceil(num_columns / rows)
+        rows = math.ceil(num_columns / columns)  # none is left empty
     width = min(width, max(_WIDEST / columns, _NARROWEST))
     # rcParams are read when axes are made, so the style need not outlive this call.
     with mpl.rc_context(_STYLE):  # type: ignore[arg-type]  # a plain dict of keys

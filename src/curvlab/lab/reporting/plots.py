@@ -33,7 +33,7 @@ from curvlab.files import write_atomically
 _DPI = 110
 _WIDEST = 8.0  # inches: text of 8.5 points is 10 pixels high where a page shows the picture 700 pixels wide
 _NARROWEST = 1.7  # inches: of a panel
-_NUM_COLORS = 256
+_NUM_COLORS = 160
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "*", "<")  # a second cue beside colour, same order
 MIN_SEEDS = 3  # of an interval over seeds
@@ -110,9 +110,9 @@ def headline(drawing: Figure, text: str) -> None:
 
 
 def write_png(drawing: Figure, path: Path) -> None:
-    """Write a PNG of 110 dpi and 256 colours, without date and version: the same figure gives the same bytes.
+    """Write a PNG of 110 dpi and 160 colours, without date and version: the same figure gives the same bytes.
 
-    256 colours show a plot as it is, pale bands included. A hyphen before a number becomes a minus.
+    160 colours show a plot as it is, pale bands included. A hyphen before a number becomes a minus.
     """
     if path.suffix != ".png":
         raise ValueError(f"figures are written as PNG, got {path.name!r}; name it {path.stem}.png.")
@@ -174,7 +174,7 @@ def _shrink_what_is_cut(drawing: Figure) -> None:
 
 
 def quantised(png: bytes) -> bytes:
-    """Return a PNG with at most 256 colours; one that has a palette already as it is."""
+    """Return a PNG with at most 160 colours; one that has a palette already as it is."""
     image = Image.open(io.BytesIO(png))
     if image.mode == "P":
         return png

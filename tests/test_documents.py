@@ -278,16 +278,23 @@ SAID = {
     "papers/headlines.yaml": "10 500 1e-5",
     "papers/misprints.yaml": "20",
     "papers/pictures.yaml": "10",
+    "pbrf/appg.yaml": "0.5 0.1 0.8 1.25",
     "pbrf/appg/__init__.py": "20 103 77 133 5000 10000 10 500",
     "pbrf/appg/cost_claims.py": "1",
     "pbrf/correlations.py": "20 103 77 133 0.3 0.1 0.03 0.01 0.003 0.001",
     "pbrf/fig5.py": "0.1 0.9 10 90 0.5 0.000001 12",
+    "pbrf/fig5.yaml": "0.1 25 20 2,000",
     "pbrf/fig6.py": "20 1024 1000 90 0.1 0.80",
     "pbrf/gaps.py": "0.000 0.0005",
     "pbrf/minima.py": "0.004 0.01 0.001",
+    "pbrf/tab4.yaml": "1e-6 0.1 1e-6 0.1 1e-6 0.1",
     "pbrf/tab5.py": "1e-6 1e-4 1e-4 1e-2 784 64 2 3 0.001 0.01 1000 200 10 5000 10000",
+    "pbrf/tab5.yaml": "0.001 0.001",
     "pbrf/tab6.py": "20 0.1 0.3",
+    "pbrf/tab6.yaml": "0.9 0.7 0.91 0.2 0.3 0.25 0.5 6,000 600 600 1,000",
+    "pbrf/tab7.yaml": "0.85 0.9 0.85 0.71 0.2 0.3 0.45 0.5",
     "pbrf/tab8.py": "10",
+    "pbrf/tab8.yaml": "0.25 0.2 0.28 0.35",
     "rank1/fig2.py": "0.1 112",
     "rank1/fig2.yaml": "20",
     "rank1/fisher.py": "2.3 20",
@@ -317,7 +324,6 @@ def said_of(path: Path) -> list[str]:
     reasons = [reason for each in (content.get("not_asked") or {}).values() for reason in each.values()]
     claims = content["claims"].values()
     changes = [str(what) for claim in claims for each in claim.get("changed") or () for what in each.values()]
-    changes = changes if path.parent.name != "pbrf" else []
     history = [re.sub(r"20\d\d-\d\d-\d\d", "", what) for what in dict.fromkeys(changes)]
     return [*map(str, reasons), *(str(claim.get("why", "")) for claim in claims), *history]
 

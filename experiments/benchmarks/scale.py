@@ -35,7 +35,6 @@ import dataclasses
 from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
@@ -51,6 +50,7 @@ from curvlab.solvers.preconditioners import predicted_steps
 from curvlab.training import RunLength
 from experiments.benchmarks.attribution.libraries.own_matrix import run_length
 from experiments.shared.gauges import load_average, measure_peak, work_clock
+from experiments.shared.recipes import correlation
 from experiments.shared.task import Task, TrainedTask
 
 DOT, PROJECTION, EKFAC = "gradient dot product", "random projection, 512", "EK-FAC alone"
@@ -228,7 +228,7 @@ class _Scale:
         row |= {"forecast_seconds": forecast, "residual": own.get("residual")}
         row |= {"peak_gib": own.get("peak_mib", float("nan")) / 2**10, "agreement": float("nan")}
         if exact is not None and "scores" in own:
-            row["agreement"] = _agreement(own["scores"], exact["scores"])
+            row["agreement"] = float(correlation(own["scores"].T, exact["scores"].T).mean())
         if "seconds" in own:
             # A set-up alone does not grow with the queries; steps and inner products do.
             products = own["num_matvecs"] * (1 if name == EKFAC else MANY_QUERIES / queries)
@@ -241,12 +241,6 @@ def _projection(examples: int) -> Tensor:
     """Draw the random numbers of a block of parameters and multiply so many gradients by them."""
     numbers = torch.randn(BLOCK, PROJECTIONS, generator=torch.Generator().manual_seed(0))
     return torch.ones(examples, BLOCK) @ numbers
-
-
-def _agreement(scores: Tensor, exact: Tensor) -> float:
-    """Return Pearson's correlation of each query's scores, mean over queries."""
-    pairs = zip(scores.double().cpu(), exact.double().cpu(), strict=True)
-    return float(np.mean([np.corrcoef(one, other)[0, 1] for one, other in pairs]))
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:

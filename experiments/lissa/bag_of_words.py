@@ -20,6 +20,7 @@ from torch import Tensor
 
 from curvlab.influence.tf_idf import term_frequencies, word_probabilities
 from curvlab.lab.data import DataNotFoundError, TextCorpus
+from experiments.shared.stats import column_correlations
 
 IGNORED = frozenset({"unk"})  # the Penn Treebank's mark of a word that it removed
 
@@ -177,9 +178,5 @@ def per_query(left: Tensor, right: Tensor, *, top: int) -> dict[str, Tensor]:
     ranks = [torch.from_numpy(rankdata(rows.numpy(), axis=1)) for rows in (one, two)]
     best = [rows.topk(top, dim=1).indices for rows in (one, two)]
     shared = (best[0][:, :, None] == best[1][:, None]).any(2).double().mean(1)
-    return {"spearman": _correlation(*ranks), "pearson": _correlation(one, two), "overlap": shared}
-
-
-def _correlation(one: Tensor, two: Tensor) -> Tensor:
-    one, two = one - one.mean(1, keepdim=True), two - two.mean(1, keepdim=True)
-    return (one * two).sum(1) / (one.norm(dim=1) * two.norm(dim=1))
+    spearman, pearson = (column_correlations(a.T, b.T) for a, b in (ranks, (one, two)))
+    return {"spearman": spearman, "pearson": pearson, "overlap": shared}

@@ -22,6 +22,7 @@ from curvlab.solvers import (
     measure_recipe,
 )
 from curvlab.solvers.lissa import LissaState
+from experiments.shared.stats import column_correlations
 from experiments.shared.systems import Systems
 
 GROWTH = 1.2  # between recorded steps
@@ -218,7 +219,4 @@ class _Recorder:
 
 def correlation(left: Tensor, right: Tensor) -> Tensor:
     """Return the Pearson correlation of each pair of columns, (M, K), (M, K) -> (K,); 0 where not finite."""
-    left, right = left.double(), right.double()
-    left, right = left - left.mean(0), right - right.mean(0)
-    found = (left * right).sum(0) / (left.norm(dim=0) * right.norm(dim=0))
-    return torch.where(found.isfinite(), found, torch.zeros_like(found))
+    return torch.nan_to_num(column_correlations(left, right), nan=0.0, posinf=0.0, neginf=0.0)

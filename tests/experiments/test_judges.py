@@ -22,6 +22,7 @@ from curvlab.lab.targets.target import published
 from curvlab.lab.targets.verify import judged_otherwise
 from experiments.benchmarks.attribution.which_score import which_score
 from experiments.benchmarks.llc.peers import summary_table
+from experiments.ngd.branching import Branches
 from experiments.ngd.fig1.tuned_and_matched import Compared
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -67,6 +68,7 @@ DERIVED: list[tuple[str, str, Make]] = [
     ("ngd/fig3", "summary", by("ngd.fig3:summary_table", "table")),
     ("ngd/fig3", "trends", by("ngd.fig3:trend_table", "table")),
     ("ngd/fig3", "equal_loss_trends", by("ngd.fig3:equal_loss_trends", "equal_loss")),
+    ("ngd/fig4", "summary", lambda c: Branches.of(c["table"]).summary),
     ("ngd/fig7", "summary", by("ngd.overfitting:since_minimum", "table")),
     ("rank1/fig1", "summary", by("rank1.fig1:summary", "table")),
     ("rank1/rate", "summary", by("rank1.rate:summary", "table")),
@@ -154,6 +156,16 @@ RULES: dict[str, list[tuple[str, Change, str, str, str]]] = {
     "lissa/tab1/embedded": [
         ("table", where("trace > 0", exact_trace=NAN, full_trace_per_parameter_stderr="=full_trace_per_parameter"),
          "trace-unbiased", "undecided", "The interval lies on both sides of a bound")
+    ],
+    "ngd/fig1/embedded": [
+        ("summary table", where("width < 17", p=NAN, llc=NAN, converged=False), "llc-s", OUT, "has not converged"),
+        ("summary table", where("width < 17", p=NAN, llc=NAN, converged=True, problem="x"), "llc-s", OUT, "(x)"),
+        ("quadratic", where("seed > 0", llc=NAN), "quadratic-higher", OUT, "Fewer than two seeds have both"),
+    ],
+    "ngd/fig7/embedded": [
+        ("summary", where("quantity == 'validation_loss'", change=NAN), "overfits-sgd", NOT, "Measured 0 ("),
+        ("table", where("epoch == epoch.max() and seed > 0", valid=False), "llc-sign-sgd", OUT, "there are 1"),
+        ("table", where("seed == seed", valid=False), "llc-sign-sgd", OUT, "there are 0"),
     ],
 }  # fmt: skip
 

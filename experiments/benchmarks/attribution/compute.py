@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import torch
 from omegaconf import DictConfig, OmegaConf
-from scipy.stats import rankdata
 from torch import Tensor
 
 from curvlab.influence import linear_datamodelling_score, random_halves, subset_weights
@@ -21,6 +20,7 @@ from experiments.benchmarks.attribution.network import Network
 from experiments.benchmarks.attribution.ranks import OTHER, SAME, predicted_changes, rank_table
 from experiments.benchmarks.attribution.rest import NEEDED, columns, prediction_score, rest_rows
 from experiments.benchmarks.attribution.which_score import RESPONSES, which_score
+from experiments.shared.stats import row_correlations
 
 QUALITY = ("gradient_norm", "gradient_norm_90", "remark")  # of PBRF; of a peer: which of the parameters it sees
 Scored = list[tuple[Method, dict[str, Any]]]
@@ -199,7 +199,8 @@ class _Task:
             row |= columns(found, prefix)
             queries[order] = found.per_measurement
         if "scores" in result and name != PBRF:
-            values = _rank_correlations(result["scores"], responses)
+            pair = (own.double().cpu().numpy() for own in (result["scores"], responses))
+            values = np.nan_to_num(row_correlations(*pair, ranked=True))
             generator = np.random.default_rng(0)
             interval = bootstrap_interval(values, np.mean, generator=generator)
             row |= {"pbrf": float(values.mean()), "pbrf_low": interval.low, "pbrf_high": interval.high}
@@ -243,11 +244,3 @@ class _Task:
                 seconds = result.get("cpu_seconds", result["seconds"])
                 rows.append({**self._names(method), "seconds": seconds})
         return [row | {"trainings": row["seconds"] / training} for row in rows]
-
-
-def _rank_correlations(scores: Tensor, others: Tensor) -> np.ndarray:
-    """Return Spearman's correlation over examples, (M, N), (M, N) -> (M,); 0 where one of them is constant."""
-    first, second = (rankdata(own.double().cpu().numpy(), axis=1) for own in (scores, others))
-    first, second = (ranks - ranks.mean(1, keepdims=True) for ranks in (first, second))
-    norms = np.sqrt((first**2).sum(1) * (second**2).sum(1))
-    return np.divide((first * second).sum(1), norms, out=np.zeros(len(norms)), where=norms > 0)

@@ -28,6 +28,7 @@ from experiments.benchmarks.attribution.libraries.own_matrix import (
     run_length,
 )
 from experiments.benchmarks.attribution.libraries.process import measure
+from experiments.shared.recipes import correlation
 from experiments.shared.task import Task, TrainedTask
 
 COLUMNS = [
@@ -117,8 +118,8 @@ class _Judged:
         reference = self.exact(GAUSS_NEWTON if matrix == NO_MATRIX else matrix)
         row["reference_residual"] = reference["residual"]
         if reference["residual"] <= self.settings.largest_residual:
-            correlation = pearson(scores, reference["scores"])
-            row |= {"pearson_mean": float(correlation.mean()), "pearson_worst": float(correlation.min())}
+            found = pearson(scores, reference["scores"])
+            row |= {"pearson_mean": float(found.mean()), "pearson_worst": float(found.min())}
         row["pearson_gauss_newton"] = float(pearson(scores, self.exact(GAUSS_NEWTON)["scores"]).mean())
         if self.halves is not None:
             lds = linear_datamodelling_score(scores.nan_to_num(), *self.halves)
@@ -181,9 +182,7 @@ def _row(name: str, options: dict[str, Any], results: list[dict[str, Any]]) -> d
 
 def pearson(scores: Tensor, reference: Tensor) -> Tensor:
     """Return the correlation of each row, (M, N) -> (M,); 0 where scores are constant or not finite."""
-    centred, wanted = (x - x.mean(1, keepdim=True) for x in (scores, reference))
-    correlation = (centred * wanted).sum(1) / (centred.norm(dim=1) * wanted.norm(dim=1))
-    return torch.nan_to_num(correlation, nan=0.0)
+    return correlation(scores.T, reference.T)
 
 
 def _with_ratios(table: pd.DataFrame, compared_with: str) -> pd.DataFrame:

@@ -41,6 +41,7 @@ from experiments.benchmarks.attribution.rest import columns
 from experiments.benchmarks.board.banks import bank_of
 from experiments.benchmarks.board.kept import Kept, label, with_edges
 from experiments.benchmarks.board.more_scores import BAYESIAN, more_scores
+from experiments.shared.stats import jackknife_error
 
 RUN_EPOCHS, FILTER_EPOCHS = "influence, as many epochs", "filter, as many epochs"
 ADAM, ADAM_EPOCHS = "influence, a damping a parameter", "influence, a damping a parameter, as many epochs"
@@ -301,7 +302,7 @@ class _Board:
         if row.name != BAYESIAN or row.without is None:
             return None
         values = [lds_of_predictions([own], self.bank, against=against).value for own in row.without]
-        return float(np.sqrt((len(values) - 1) * np.var(values)))
+        return jackknife_error(values)
 
     def _differences(self) -> list[dict[str, Any]]:
         """Return differences of two methods, each at its best where it has a grid."""

@@ -1,4 +1,4 @@
-"""bench-attribution end to end at smoke scale, its claims on made-up tables, and what peers are given."""
+"""bench-attribution end to end at smoke scale, which score answers what, and what peers are given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bench-llc end to end at smoke scale; its intervals, floor and known values."""
+"""bench-llc end to end at smoke scale; its floor and known values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bench-retraining at smoke scale, its ratios on made-up seconds, and its claims. No time is asserted."""
+"""bench-retraining at smoke scale, and its ratios on made-up seconds. No time is asserted."""
 
 from __future__ import annotations
 

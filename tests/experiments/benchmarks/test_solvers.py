@@ -205,10 +205,7 @@ def test_operations_of_a_product_are_those_that_pytorch_counts(
     assert counted.total == theirs.get_total_flops() > 0
 
 
-# ------------------------------------------------------------------------------------ claims
-
-
-# ----------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------ Chebyshev iteration
 class CountingOperator(DenseOperator):
     """Counts the columns of its products."""
 

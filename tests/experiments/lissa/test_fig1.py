@@ -1,4 +1,4 @@
-"""lissa-fig1: LiSSA and SGD on the same batches against the recursion typed out, panels, and what claims read."""
+"""lissa-fig1: LiSSA and SGD on the same batches against the recursion typed out, and panels."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_large_epsilon_leaves_the_quadratic_range(run_smoke) -> None:
     assert (own.lissa_length <= 1).all()  # while LiSSA is no longer than a solution
 
 
-# ------------------------------------------------------------------------------------ claims, from made-up panels
+# ------------------------------------------------------------------------------------ made-up panels
 def made_up(task: str, constant: str, pearson: list[float], **more: object) -> pd.DataFrame:
     """Rows of a task, one for each point, of one seed; a nan is an overflow of SGD."""
     values = np.array(pearson)

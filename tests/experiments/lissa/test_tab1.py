@@ -1,4 +1,4 @@
-"""lissa-tab1 and lissa-tab3 at smoke scale, their claims, variances as stated; both over ranks."""
+"""lissa-tab1 and lissa-tab3 at smoke scale, variances as stated; both over ranks."""
 
 from __future__ import annotations
 

@@ -167,6 +167,7 @@ RULES: dict[str, list[tuple[str, Change, str, str, str]]] = {
         ("table", where("epoch == epoch.max() and seed > 0", valid=False), "llc-sign-sgd", OUT, "there are 1"),
         ("table", where("seed == seed", valid=False), "llc-sign-sgd", OUT, "there are 0"),
     ],
+    "pbrf/appg/embedded": [("curves", only("method != 'CG'"), "truncated-cg", OUT, "")],
 }  # fmt: skip
 
 

@@ -154,8 +154,6 @@ def relative_difference(table: pd.DataFrame, judged: str, column: str) -> tuple[
     weights = np.where(by_width.index.get_level_values("optimizer") == judged, 1.0, ratio**2) / sums["sgd"] ** 2
     parts = weights * (by_width["var"] / by_width["count"]).to_numpy()
     variance = parts.sum()
-    if not variance:  # of a table made by hand
-        return ratio - 1, Interval(ratio - 1, ratio - 1, kind, fewest)
     degrees = variance**2 / (parts**2 / (by_width["count"].to_numpy() - 1)).sum()
     half = float(stats.t.ppf(0.975, degrees) * np.sqrt(variance))
     return ratio - 1, Interval(ratio - 1 - half, ratio - 1 + half, kind, fewest)

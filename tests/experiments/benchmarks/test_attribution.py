@@ -1,11 +1,10 @@
-"""bench-attribution end to end at smoke scale, which score answers what, and what peers are given."""
+"""bench-attribution end to end at smoke scale, and what peers are given."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -30,9 +29,9 @@ from experiments.benchmarks.attribution.methods import (
     UNROLLED,
     UNROLLED_ORDERS,
 )
-from experiments.benchmarks.attribution.ranks import OTHER, SAME, correlations, rank_table
+from experiments.benchmarks.attribution.ranks import OTHER, SAME, correlations
 from experiments.benchmarks.attribution.removal import RANDOM
-from experiments.benchmarks.attribution.which_score import BY_LDS, BY_PAPER, RESPONSES, which_score
+from experiments.benchmarks.attribution.which_score import RESPONSES
 
 RANKING = {DOT, COSINE, INFLUENCE, RUN_DAMPING, FILTER, EKFAC, SEGMENTS, UNROLLED, UNROLLED_ORDERS}
 RANKING |= {PBRF, PBRF_PAPER}
@@ -113,82 +112,6 @@ def test_every_method_is_judged_by_retraining(run_smoke, monkeypatch: pytest.Mon
     assert lds[ranked].agreement.is_monotonic_decreasing
     assert (lds[~ranked].score.str.startswith("PBRF")).all()
     assert len(load_claims(folder)) == 15 + 3  # and those of retraining, which was not asked for
-
-
-def made_up(lds: dict[str, float], num_halves: int = 300) -> pd.DataFrame:
-    """Return ranks with these LDS, nearly; all methods have the same noise, so that differences are sharp."""
-    generator = np.random.default_rng(0)
-    measured, noise = (torch.from_numpy(generator.standard_normal((num_halves, 20))) for _ in range(2))
-    noise = noise - (noise * measured).sum(0) / measured.square().sum(0) * measured
-    predicted = {}
-    for method, value in lds.items():
-        pearson = 2 * np.sin(np.pi / 6 * value)  # of normal variables with this rank correlation
-        predicted[method] = pearson * measured + np.sqrt(1 - pearson**2) * noise
-    return rank_table("net", {SAME: measured}, predicted)
-
-
-def answered(table: pd.DataFrame, timing: pd.DataFrame, spread: float = 0.0) -> pd.DataFrame:
-    """Return the answer of 20 queries with these means, and a spread in opposite order for every other method."""
-    table = table.assign(task="net", status="done")
-    if "damping" not in table:
-        table["damping"] = np.nan
-    away = spread * np.linspace(-1, 1, 20)
-    queries, removals, ranked = [], [], {}
-    for place, row in enumerate(table.to_dict("records")):
-        names = {"method": row["method"], "damping": row["damping"]}
-        for column, orders in (("lds", SAME), ("pbrf", RESPONSES)):
-            values = row.get(column, np.nan) + (-1) ** place * away
-            queries += [names | {"orders": orders, "query": q, "lds": v} for q, v in enumerate(values)]
-        rises = row.get("removal_1", np.nan) + (-1) ** place * away
-        removals += [names | {"fraction": 0.01, "query": q, "rise": v, "random": 0.0} for q, v in enumerate(rises)]
-        ranked[row["method"]] = max(row["lds"], ranked.get(row["method"], 0.0))
-    for name in ("lds", "pbrf", "removal_1"):
-        if name in table:
-            table[f"{name}_low"], table[f"{name}_high"] = table[name] - 0.05, table[name] + 0.05
-    made = {"queries": pd.DataFrame(queries), "removals": pd.DataFrame(removals), "timing": timing}
-    made = {name: rows.assign(task="net") for name, rows in made.items()}
-    return which_score({"table": table, "ranks": made_up(ranked)} | made, 0.001)
-
-
-def test_a_pbrf_without_a_minimum_is_not_ranked() -> None:
-    table = pd.DataFrame({"method": [PBRF, FILTER, RUN_DAMPING], "lds": [0.9, 0.7, 0.6]})
-    table = table.assign(gradient_norm=[0.5, np.nan, np.nan], pbrf=[np.nan, 0.99, 0.98])
-    timing = pd.DataFrame({"method": [*table.method, "100 halves together"], "damping": np.nan, "trainings": 1.0})
-    found = answered(table, timing)
-    lds = found[found.question.str.startswith("what retraining")]
-    assert lds.score.tolist() == [FILTER, RUN_DAMPING, PBRF]
-    assert lds["as good as the best"].tolist() == [True, False, None]
-    assert lds["out of reach"].iloc[2].startswith("not at its minimum: 0.5 of the gradient is left")
-    (answer,) = found[found.question.str.startswith("what the PBRF")].to_dict("records")
-    assert pd.isna(answer["agreement"])
-    assert answer["out of reach"].startswith("the PBRF is not at its minimum")
-    table.loc[0, "gradient_norm"] = 0.01
-    found = answered(table, timing)
-    assert found.score.tolist() == [PBRF, FILTER, RUN_DAMPING, FILTER, RUN_DAMPING]
-    assert (found["out of reach"] == "").all()
-
-
-def test_which_score_counts_the_search_for_a_damping() -> None:
-    table = pd.DataFrame({"method": [INFLUENCE, INFLUENCE, FILTER], "damping": [0.001, 0.1, np.nan]})
-    table = table.assign(lds=[0.5, 0.8, 0.78], removal_1=[np.nan, 0.37, 0.4])
-    trainings = {"one training": 1.0, "100 halves together": 10.0, FILTER: 3.0}
-    timing = [{"method": method, "damping": None, "trainings": cost} for method, cost in trainings.items()]
-    timing += [{"method": INFLUENCE, "damping": damping, "trainings": 2.0} for damping in (0.001, 0.1)]
-    found = answered(table, pd.DataFrame(timing))
-    lds = found[found.question.str.startswith("what retraining")].set_index("score")
-    assert lds.index.tolist() == [f"{INFLUENCE}, {BY_LDS}", FILTER, f"{INFLUENCE}, {BY_PAPER}"]
-    assert lds.trainings.tolist() == [14.0, 3.0, 2.0]
-    # 0.02 behind with an own interval of 0.05 either way: below the best for all that, as the noise is shared.
-    assert lds["as good as the best"].tolist() == [True, False, False]
-    assert lds.behind.tolist() == pytest.approx([0, 0.02, 0.3])
-    assert lds.behind_low.iloc[2] == pytest.approx(0.3)  # over queries alone, which all say the same
-    removal = found[found.question.str.startswith("whose removal")].set_index("score")
-    assert removal.index.tolist() == [FILTER, f"{INFLUENCE}, {BY_LDS}"]
-    assert removal["as good as the best"].tolist() == [True, False]
-    # Queries that say the opposite of two methods: the difference is uncertain.
-    apart = answered(table, pd.DataFrame(timing), spread=0.3)
-    removal = apart[apart.question.str.startswith("whose removal")]
-    assert removal["as good as the best"].tolist() == [True, True]
 
 
 def test_an_average_over_orders_takes_none_that_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:

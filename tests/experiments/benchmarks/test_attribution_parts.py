@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from curvlab.influence import linear_datamodelling_score, subset_weights
 from curvlab.linalg import DenseOperator
 from experiments.benchmarks.attribution import removal
-from experiments.benchmarks.attribution.libraries.mended_ekfac import mended
+from experiments.benchmarks.attribution.libraries.mended import mended
 from experiments.benchmarks.attribution.methods import (
     DOT,
     FILTER,

@@ -22,10 +22,10 @@ from curvlab.lab.models import ConvNet, LeNet5, small_causal_language_model
 from curvlab.lab.tables import read_table
 from experiments.benchmarks.attribution.exactness import pearson
 from experiments.benchmarks.attribution.libraries import process
+from experiments.benchmarks.attribution.libraries.mended import token_margins
 from experiments.benchmarks.attribution.libraries.networks import build, reached
 from experiments.benchmarks.attribution.libraries.own_matrix import FISHER, GAUSS_NEWTON, HESSIAN
 from experiments.benchmarks.attribution.libraries.own_matrix import exact_scores as exact_scores_of
-from experiments.benchmarks.attribution.libraries.token_margins import token_margins
 from experiments.benchmarks.attribution.libraries.worker import METHODS, TrainedNetwork
 from experiments.benchmarks.attribution.methods import FILTER, PBRF, UNROLLED, _ekfac, _stored
 from experiments.benchmarks.attribution.plot import draw

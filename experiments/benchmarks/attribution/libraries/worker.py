@@ -28,15 +28,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 if TYPE_CHECKING or __package__:
-    from experiments.benchmarks.attribution.libraries.bergson_language import bergson_scores
-    from experiments.benchmarks.attribution.libraries.mended_ekfac import mended
+    from experiments.benchmarks.attribution.libraries.mended import bergson_scores, mended, token_margins
     from experiments.benchmarks.attribution.libraries.networks import build, reached
-    from experiments.benchmarks.attribution.libraries.token_margins import token_margins
 else:  # run as a file, beside which the others lie
-    from bergson_language import bergson_scores
-    from mended_ekfac import mended
+    from mended import bergson_scores, mended, token_margins
     from networks import build, reached
-    from token_margins import token_margins
 
 Options = dict[str, Any]
 

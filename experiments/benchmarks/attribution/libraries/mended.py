@@ -1,7 +1,7 @@
-"""What bergson is told of an OPT or a GPT-2. Nothing of this repository is imported: see networks.py."""
+"""What public libraries lack here, or do wrong, mended; nothing of this repository is imported, see networks."""
 
 # mypy: disable-error-code="import-not-found"
-# bergson is installed elsewhere.
+# The libraries are installed elsewhere.
 
 from __future__ import annotations
 
@@ -15,6 +15,67 @@ import torch
 from torch import Tensor, nn
 
 
+# ----------------------------------------------------------------------------------------- dattri
+def mended(attributor: Any) -> Any:
+    """Return dattri 0.3.0's EK-FAC with two steps put right, for layers with biases.
+
+    Q_S V Q_Aᵀ becomes Q_Sᵀ V Q_A, of eigenvectors in columns; biases, each layer's behind its weights, stay whole.
+    """
+    from dattri.func import fisher
+
+    # Replaced in this process, which measures one method; a repeated call finds it replaced.
+    estimated = getattr(fisher.estimate_eigenvector, "shipped", fisher.estimate_eigenvector)
+
+    def turned(found: Any) -> Any:
+        return {name: (a.T, s.T) for name, (a, s) in estimated(found).items()}
+
+    turned.shipped = estimated  # type: ignore[attr-defined]
+    fisher.estimate_eigenvector = turned
+
+    class Mended(attributor):
+        def transform_test_rep(self, ckpt_idx: int, test_rep: Tensor) -> Tensor:
+            found = []
+            for name in self.module_name:
+                shape, (q_a, q_s) = self.name_to_module[name].weight.shape, self.cached_q[name]
+                sizes = [shape.numel(), shape[0], test_rep.shape[1] - shape.numel() - shape[0]]
+                weight, bias, test_rep = test_rep.split(sizes, dim=1)
+                v = torch.cat([weight.reshape(-1, *shape), bias[:, :, None]], dim=2)
+                inverse = q_s.T @ ((q_s @ v @ q_a.T) / (self.cached_lambdas[name] + self.damping)) @ q_a
+                found += [inverse[:, :, :-1].flatten(1), inverse[:, :, -1]]
+            return torch.cat(found, dim=1)
+
+    return Mended
+
+
+# ----------------------------------------------------------------------------------------- TRAK
+def token_margins() -> Any:
+    """Return a model output of language models for TRAK, which ships none.
+
+    That of its image classification, log p/(1 - p) of what is right, as mean over tokens; so its weights 1 - p.
+    """
+    from torch.func import functional_call
+    from trak.modelout_functions import AbstractModelOutput
+
+    class TokenMargins(AbstractModelOutput):
+        def __init__(self) -> None:
+            pass
+
+        @staticmethod
+        def get_output(model: nn.Module, weights: Any, buffers: Any, tokens: Tensor, targets: Tensor) -> Tensor:
+            logits = functional_call(model, (weights, buffers), tokens[None])[0].T  # (T, V)
+            right = torch.arange(logits.shape[1]) == targets[:, None]  # vmap has no one_hot
+            others = logits.masked_fill(right, -torch.inf).logsumexp(1)
+            return (logits.gather(1, targets[:, None])[:, 0] - others).mean()
+
+        def get_out_to_loss_grad(self, model: nn.Module, weights: Any, buffers: Any, batch: Any) -> Tensor:
+            tokens, targets = batch
+            probabilities = functional_call(model, (weights, buffers), tokens).softmax(1)
+            return (1 - probabilities.gather(1, targets[:, None])[:, 0]).mean(1, keepdim=True).detach()
+
+    return TokenMargins()
+
+
+# ----------------------------------------------------------------------------------------- bergson
 def bergson_scores(
     model: nn.Module,
     train: tuple[Tensor, Tensor],

@@ -157,41 +157,6 @@ def test_lissa_with_the_step_size_as_printed_is_above_the_limit(smoke: Path) -> 
     assert lissa.scaled_step_size["code"] == pytest.approx(0.003 / 5 * 780)
 
 
-def known_table(gradient: np.ndarray, influence: np.ndarray, seeds: int = 3) -> pd.DataFrame:
-    sentences = pd.read_csv(SENTENCES)
-    first, second = np.triu_indices(20)
-    facts, kinds = sentences.fact.to_numpy(), sentences.kind.to_numpy()
-    pairs = {"first": first, "second": second, "first_fact": facts[first], "second_fact": facts[second]}
-    pairs |= {"first_kind": kinds[first], "second_kind": kinds[second]}
-    pairs |= {"gradient": gradient[first, second], "influence": influence[first, second]}
-    return pd.concat(pd.DataFrame(pairs | {"model_seed": seed}) for seed in range(seeds))
-
-
-def block(background: float, same_fact: float, noise: float = 0.0) -> np.ndarray:
-    pattern = np.kron(np.ones((2, 2)), np.eye(10))
-    jitter = np.random.RandomState(0).randn(20, 20)
-    matrix = background + (same_fact - background) * pattern + noise * (jitter + jitter.T) * (1 - pattern)
-    np.fill_diagonal(matrix, 1)
-    return matrix
-
-
-def test_statistics_of_a_known_matrix() -> None:
-    table = known_table(block(0.2, 0.6, 0.01), block(0.05, 0.5, 0.001))
-    assert statistics.mean_difference(table) == pytest.approx(0.15, abs=2e-3)
-    assert statistics.positive_share(table) == 1
-    squares = statistics.square_table(table)
-    cross = squares[(squares["heat_map"] == "gradient") & (squares["rows"] != squares["columns"])]
-    assert np.allclose(cross["mean"], 0.9 * 0.2 + 0.1 * 0.6, atol=2e-3)
-    assert np.allclose(cross["same_fact_mean"], 0.6)
-    assert np.allclose(cross["unrelated_mean"], 0.2, atol=2e-3)
-    retrieval = statistics.retrieval_table(table)
-    assert (retrieval["rank"] == 1).all()
-    assert len(retrieval) == 3 * 2 * 20
-    own = retrieval[(retrieval.method == "gradient") & (retrieval.fact == 3)].iloc[0]
-    others = np.delete(block(0.2, 0.6, 0.01)[2, 10:], 2)
-    assert own.margin == pytest.approx((0.6 - others.mean()) / others.std(ddof=1))
-
-
 def test_shared_words_are_those_of_both_over_those_of_either() -> None:
     found = statistics.shared_words(["The Wall is long.", "the wall", "A moon"])
     np.testing.assert_allclose(found, [[1, 0.5, 0], [0.5, 1, 0], [0, 0, 1]])

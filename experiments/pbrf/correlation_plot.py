@@ -51,7 +51,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     for ax, task in zip(axes, tasks, strict=True):
         _forest(ax, own[own.task == task], PAPERS)
         number = panels.seeds([own[own.task == task].seeds.max()])
-        panels.frame(ax, x="correlation with influence", title=f"{task}, {number}")
+        panels.frame(ax, x="correlation with influence", title=f"{task}\n{number}")
     for ax in axes[1:]:
         ax.set_yticklabels([])
     note = "mean over the points left out; bars: 95 % interval over seeds"

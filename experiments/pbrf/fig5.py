@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -46,6 +47,7 @@ from curvlab.lab import load_paper_numbers as load_numbers
 from curvlab.lab.claims import ClaimResult, ClaimSheet, Interval, out_of_reach, t_interval
 from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.claims.claims import DIRECTION_ONLY, REPRODUCED
+from curvlab.lab.names import reader_names
 from curvlab.training import TrainingDivergedError
 from experiments.papers import FOLDER
 from experiments.pbrf.gaps import arrived, explained, withheld
@@ -427,5 +429,5 @@ def _panels(rows: Mapping[str, pd.DataFrame], height: float, label: str) -> Figu
         smallest = table[table.index.isin([task], "task")].groupby(["factor", "level"]).mean()
         line[0].set_ylim(bottom=smallest.where(smallest > 0).min().min() / 3 if len(smallest.dropna()) else None)
         line[0].set_ylabel(f"{part}{label}")
-        line[0].set_title(task, loc="left")
+        line[0].set_title(textwrap.fill(reader_names([task], whole=True)[task], 14), loc="left", fontsize=9)
     return figure

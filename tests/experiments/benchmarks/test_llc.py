@@ -18,7 +18,7 @@ from curvlab.lab import start
 from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from experiments.benchmarks.llc.devinterp_chains import available
-from experiments.benchmarks.llc.peers import floor_seconds, summary_table
+from experiments.benchmarks.llc.peers import floor_seconds
 from experiments.benchmarks.llc.polynomials import finite_value
 from experiments.benchmarks.llc.power import autoregressive, power_table
 
@@ -90,16 +90,6 @@ def test_made_up_chains_are_stationary() -> None:
     draws = autoregressive(500, num_chains=4, num_draws=30, correlation=0.8, generator=generator)
     assert draws.var(dim=(0, 1)).numpy() == pytest.approx(1.0, abs=0.12)
     assert float((draws[..., 1:] * draws[..., :-1]).mean()) == pytest.approx(0.8, abs=0.03)
-
-
-def test_overlap_of_intervals() -> None:
-    centres = {"curvlab": 0.0, "near": 1.0, "far": 9.0}
-    rows = [(method, centre + shift) for method, centre in centres.items() for shift in (-1.0, 0.0, 1.0)]
-    table = pd.DataFrame(rows, columns=["method", "llc"]).assign(
-        model="m", parameters=1, n=1, rhat=1.0, problem=""
-    )
-    overlaps = summary_table(table).set_index("method").overlaps_curvlab
-    assert overlaps.to_dict() == {"curvlab": True, "near": True, "far": False}
 
 
 def test_floor_counts_all_steps() -> None:

@@ -13,10 +13,8 @@ from omegaconf import OmegaConf
 from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from experiments.ngd.fig1 import relative_difference
-from experiments.ngd.fig1.cutoffs import cutoff_summary, relative_differences, sampler_settings
+from experiments.ngd.fig1.cutoffs import sampler_settings
 from experiments.ngd.fig1.tuned_and_matched import (
-    EQUAL,
-    TUNED,
     Compared,
     chosen_rates,
     draw_tuned_and_matched,
@@ -90,35 +88,11 @@ def compared(*, tuned: float, at_equal_loss: float, valid: bool = True) -> Compa
     return Compared(tuning, equal, pd.concat([at_end, higher]), matched_differences(equal, by=tuple(PLACE)))
 
 
-def cutoffs_of(factors: dict[float, list[float]], sweep: str = "localization") -> dict[str, pd.DataFrame]:
-    """Return the tables of one sweep: NGD's LLC as a factor of SGD's 10, by setting and seed."""
-    rows = [
-        {**PLACE, "sweep": sweep, "localization": 100.0, "step_size": 1e-4, "curvature_cutoff": value / 200}
-        | {sweep: value, "optimizer": name, "seed": seed, "llc": 10.0 * (factor if name == "ngd" else 1.0)}
-        | {"problem": "mixed" if math.isnan(factor) else ""}
-        for value, own in factors.items()
-        for seed, factor in enumerate(own)
-        for name in ("sgd", "ngd")
-    ]
-    table = pd.DataFrame(rows)
-    return {"cutoffs": table, "cutoff_summary": cutoff_summary(table)}
-
-
 def test_without_valid_estimates_all_is_drawn() -> None:
     found = compared(tuned=0.8, at_equal_loss=1.1, valid=False)
     settings = found.settings()
     assert settings[settings.quantity == "llc"].relative_difference.isna().all()
     draw_tuned_and_matched(found, settings)  # what is missing is left out, not an error
-
-
-def test_estimates_of_unconverged_training_do_not_count() -> None:
-    found = compared(tuned=1.2, at_equal_loss=0.9)
-    for table in (found.tuned, found.equal):
-        wrong = (table.optimizer == "ngd") & (table.seed == 0)
-        table.loc[wrong, ["llc", "converged"]] = [1e6, False]
-    for setting in (TUNED, EQUAL):
-        assert len(found.relative_differences(setting, "llc")) == 2
-        assert found.relative_differences(setting, "llc").max() < 10
 
 
 def test_a_seed_that_lacks_a_width_shifts_no_other() -> None:
@@ -149,15 +123,6 @@ def test_a_seed_that_lacks_a_width_shifts_no_other() -> None:
 
 
 # ------------------------------------------------------------------------------- cut-offs
-
-
-def test_only_seeds_with_both_estimates_are_compared() -> None:
-    tables = cutoffs_of({30.0: [1.2, math.nan, 1.4], 100.0: [1.5] * 3})
-    assert relative_differences(tables["cutoffs"])[30.0].dropna().tolist() == pytest.approx([0.2, 0.4])
-    summary = tables["cutoff_summary"].set_index("localization")
-    assert summary.seeds.to_dict() == {30.0: 2, 100.0: 3}
-    assert summary.relative_difference.to_dict() == pytest.approx({30.0: 0.3, 100.0: 0.5})
-    assert summary.problems[30.0] == "mixed"
 
 
 def test_the_quadratic_part_is_half_the_trace_over_the_cut_off(smoke_result) -> None:

@@ -137,17 +137,6 @@ def test_a_change_is_of_logarithms_so_that_its_interval_stays_above_minus_one() 
     assert since_minimum(negative).query("quantity == 'trace'").change.isna().all()
 
 
-def test_since_minimum_starts_at_the_minimum() -> None:
-    table = since_minimum(overfitting_rows((9.0, *UP[1:]), DOWN))
-    llc = table[table.quantity == "llc"]
-    assert (llc.minimum_epoch == 2).all()
-    assert (llc.checkpoints == 3).all()
-    assert llc.change.iloc[0] == pytest.approx(4 / 2 - 1)
-    assert llc.sampled_change.iloc[0] == pytest.approx(3.5 / 1.5 - 1)
-    assert (llc.rank_correlation == 1).all()
-    assert (table[table.quantity == "trace"].rank_correlation == -1).all()
-
-
 @pytest.mark.parametrize("key", ["ngd/fig7", "ngd/fig8"])
 def test_without_valid_estimates_all_is_drawn(key: str, computed_of) -> None:
     table = overfitting_rows(UP, UP).assign(valid=False)

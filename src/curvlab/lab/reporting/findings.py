@@ -26,9 +26,10 @@ states, {item/claim:zero %} the claim's word `zero`, in percent. A name with thr
 {item/claim-*:count} how many were judged, and {item/claim-*:count VERDICT} how many of them so. "(no value)"
 stands where results lack it.
 
-The verdict of a headline is that of its claims at the largest preset that has judged one of them. Claims out of
-reach or not asked there do not count, but those that were measured and not asked for want of power are undecided
-here; with R reproduced, D direction only, U undecided, N not reproduced or refuted of the others:
+The verdict of a headline is that of its claims at the largest preset that has judged one of them: of the
+paper's own, unless it says "Ours: ". Claims out of reach or not asked there do not count, but those that were
+measured and not asked for want of power are undecided here; with R reproduced, D direction only, U undecided, N
+not reproduced or refuted of the others:
 
     out of reach       none is left
     in part            N > 0 and R + D > 0
@@ -214,6 +215,7 @@ def _find(
             name: result
             for name, result in there.items()
             if any(fnmatchcase(name, pattern) for pattern in headline.claims)
+            and result.claim.source.startswith("ours") == headline.says.startswith("Ours: ")
         }
         if any(result.weighed not in UNJUDGED for result in own.values()):
             break

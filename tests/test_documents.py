@@ -122,8 +122,10 @@ def test_versions_and_counts_in_the_docs_are_those_of_the_configs() -> None:
         assert f"| {peer} {version} |" in concepts.replace("pyDVL", "pydvl")
     board = yaml.safe_load((ROOT / "conf" / "benchmarks" / "board.yaml").read_text(encoding="utf-8"))
     enter = (ROOT / "docs" / "enter.md").read_text(encoding="utf-8")
-    words = {3: "three", 10: "ten"}
-    assert f"mean of {words[board['num_standard']]} |" in enter
+    words = {3: "three", 4: "four", 10: "ten"}
+    larger = yaml.safe_load((ROOT / "conf/benchmarks/board/laptop.yaml").read_text(encoding="utf-8"))["tasks"]
+    (few,) = {task["num_standard"] for task in larger.values() if "num_standard" in task}
+    assert f"mean of {words[board['num_standard']]} (`cifar10`, `ptb`, `ptb-gpt2`: of {words[few]}) |" in enter
     assert f"({board['num_networks']}, queries, examples)" in enter
     assert f"each of the {words[board['num_networks']]}," in enter
 

@@ -7,10 +7,11 @@ does each training example change the loss of each query? Judges are networks th
 halves of the training set, kept in a bank (results/banks; docs/enter.md), by three protocols, a column each. *Same
 seed*: from a scored network's own start, in its order, for as many steps, which is twice the epochs of a half.
 *Other seeds*: the same from the other networks' starts and orders. *Standard*: from starts and orders of neither,
-for as many epochs of the half, mean of ten. A cell is the linear datamodelling score (LDS; Park et al. 2023):
-Spearman's correlation over the halves of predicted with measured losses, mean over networks and queries. Intervals
-are 95 %, of a bootstrap that draws networks, halves and queries anew. Of a method with a grid of dampings the best
-is shown, chosen by the column itself, an advantage over ours, whose damping is the length of the retraining. Its
+for as many epochs of the half, mean of ten (`laptop`'s ConvNet and language models: of four). A cell is the linear
+datamodelling score (LDS; Park et al. 2023): Spearman's correlation over the halves of predicted with measured
+losses, mean over networks and queries. Intervals are 95 %, of a bootstrap that draws networks, halves and queries
+anew. Of a method with a grid of dampings the best is shown, chosen by the column itself, an advantage over ours,
+whose damping is the length of the retraining. Its
 price is that of the whole grid.
 
 The length of the retraining that one asks about is the damping: 1/(ηT) for halves that take as many steps, 1/(fηT)

@@ -46,6 +46,7 @@ def filled_readme(
         "false": str(len([each for own in _by_paper(folders).items() for each in false_statements(*own)])),
         "gap": written(board.gap),
         **board.on_texts(),
+        **board.shipped(),
         "dearer": board.dearer(words["board"]["SOURCE, segments solved exactly"][0]),
         "minutes": f"{expected_seconds(named_targets(['figures']), 'embedded') / 60 / _CORES:.0f}",
     }
@@ -149,7 +150,10 @@ def peers(folders: Sequence[ResultFolder]) -> str:
         cells = []
         for row in own.sort_values("damping").itertuples():
             lds = f"{row.lds:.2f} ({row.lds_low:.2f}–{row.lds_high:.2f})"
-            cells += [f"{row.pearson_mean:.2f}", lds] if row.status == "done" else [str(row.status), ""]
+            agreement = f"{row.pearson_mean:.2f}"
+            if math.isnan(row.pearson_mean):  # of the reference itself
+                agreement = f"nothing to agree with: residual {row.reference_residual:.1g}"
+            cells += [agreement, lds] if row.status == "done" else [str(row.status), ""]
         seconds = own.seconds.mean()
         cells.append("" if math.isnan(seconds) else f"{seconds:.2g}")
         rows.append([str(method), str(matrix), *cells])
@@ -228,8 +232,13 @@ class Board:
     def dearer(self, method: str) -> str:
         """Return the price of a method over that of exact influence, the least and the largest of the tasks."""
         prices = self._read("cost").pivot(index="task", columns="method", values="trainings")
-        ratios = (prices[method] / prices[self.ours]).dropna()
-        return f"{ratios.min():.0f} to {ratios.max():.0f}"
+        return _span((prices[method] / prices[self.ours]).dropna(), " to ")
+
+    def shipped(self) -> dict[str, str]:
+        """Return the LDS, by the standard protocol, of public libraries as they are shipped, on the first task."""
+        libraries = {"kronfluence": "kronfluence EK-FAC", "trak": "TRAK"}
+        rows = {name: self.best[self.first, f"{own} as shipped", STANDARD] for name, own in libraries.items()}
+        return {f"shipped_{name}": f"{row.lds:.2f}" for name, row in rows.items()}
 
     def agreement(self) -> dict[str, float]:
         """Return by method the rank correlation of its predictions with those of exact influence, first task."""
@@ -266,17 +275,24 @@ class Board:
 
     def table(self) -> str:
         """Return the rows: LDS by the standard protocol for each task, the rest for the first or as a mean."""
-        cost = self._read("cost")
-        price = dict(zip(cost.task + cost.method, cost.trainings, strict=True))
-        agreement, name = self.agreement(), self.tasks[self.first]
-        heads = ["score", *self.tasks.values(), "same seed, mean", f"agreement, {name}", f"price, {name}"]
+        prices, agreement = self._read("cost").groupby("method"), self.agreement()
+        name = self.tasks[self.first]
+        heads = [
+            "score",
+            *self.tasks.values(),
+            "same seed, mean",
+            f"agreement, {name}",
+            "price, one damping",
+            "grid",
+        ]
         rows = []
         for label, (standard, single) in self.rows.items():
             keys = [(task, single, SAME_SEED) for task in self.tasks]
             same = [self.best[key].lds for key in keys if key in self.best]
             cells = [self._cell((task, standard, STANDARD)) for task in self.tasks]
             cells.append(f"{sum(same) / len(same):.2f}" if len(same) == len(keys) else "")
-            cells += [f"{agreement[standard]:.2f}", f"{price[self.first + standard]:.0f}"]
+            own = prices.get_group(standard)
+            cells += [f"{agreement[standard]:.2f}", *map(_span, (own["trainings of one damping"], own.trainings))]
             rows.append((label, *cells))
         return "\n".join(tables.markdown(heads, rows))
 
@@ -286,3 +302,8 @@ class Board:
         found = self.best[key]
         mark = EDGE if isinstance(found.edge, str) else ""
         return f"{found.lds:.2f}{mark} ({found.lds_low:.2f}–{found.lds_high:.2f})"
+
+
+def _span(values: pd.Series, joint: str = "–") -> str:
+    """Return the least and the largest, or one where they are alike, without digits behind the point."""
+    return joint.join(dict.fromkeys(f"{end:.0f}" for end in (values.min(), values.max())))

@@ -14,7 +14,12 @@ They diverge when A, symmetric and non-negative, has spectral radius above 1. Th
 matrices R in place of A^t: it takes E H_t R H_t for (E H_t²) R, true for R = I only (and drops 1 / |B| of
 tr(H R) H on the way). R is diagonal and holds the row sums of A, so by Perron and Frobenius A's spectral radius is
 at most R's largest eigenvalue: R below 1 suffices for convergence, which is Theorem 1, but R above 1 does not
-suffice for divergence, which is what Lemma 1 says. They are equal for flat spectra.
+suffice for divergence, as the proof has it. They are equal for flat spectra.
+
+Lemma 1 says that one task exists, and it does: x of uniform direction, ‖x‖² = P ± sqrt(P) with equal probability.
+Then H = I, E‖x‖² x xᵀ = H² + tr(H) H, which is C.1 with equality, and R is a multiple of I, so that each step
+multiplies E‖u_t‖² by R's eigenvalue, g = 0. `isotropic_noise` is its K. Where the eigenvalue is 1, E‖u_t‖² stays;
+with another g, E‖u_t - u*‖² grows by the same amount in every step.
 """
 
 from __future__ import annotations
@@ -49,6 +54,12 @@ def noise_matrix(eigenvalues: Tensor, *, step_size: float, batch_size: float) ->
     """Return K, (P, P): what sampling adds to the second moments."""
     outer = torch.outer(eigenvalues, eigenvalues)
     return step_size**2 / batch_size * (outer - torch.diag(eigenvalues**2))
+
+
+def isotropic_noise(size: int, *, step_size: float, batch_size: float) -> Tensor:
+    """Return K of the isotropic task, (P, P): E x_i² x_j² is (P + 1) / (P + 2), three times that for i = j."""
+    ones, eye = torch.ones(size, size, dtype=torch.float64), torch.eye(size, dtype=torch.float64)
+    return step_size**2 / batch_size * ((size + 1) / (size + 2) * (ones + 2 * eye) - eye)
 
 
 def second_moment_matrix(eigenvalues: Tensor, damping: float, *, step_size: float, batch_size: float) -> Tensor:
@@ -86,14 +97,15 @@ def exact_errors(
     gradient: Tensor,
     start: Tensor,
     num_steps: int,
+    noise: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the mean and the second moments of u_t - u* by coordinate, (num_steps + 1, P) each.
 
-    u* = gradient / (λ + damping). Cost: P² a step.
+    u* = gradient / (λ + damping); noise: K, of the signed task unless given. Cost: P² a step.
     """
-    settings = {"step_size": step_size, "batch_size": batch_size}
-    matrix = second_moment_matrix(eigenvalues, damping, **settings)
-    noise = noise_matrix(eigenvalues, **settings)
+    if noise is None:
+        noise = noise_matrix(eigenvalues, step_size=step_size, batch_size=batch_size)
+    matrix = torch.diag((1 - step_size * (eigenvalues + damping)) ** 2) + noise
     solution = gradient / (eigenvalues + damping)
     mean = start - solution
     means, moments = [mean], [mean**2]
@@ -175,3 +187,22 @@ def batch_sizes(eigenvalues: Tensor, damping: float) -> dict[str, int]:
         found["between"] = between
     found["double"] = math.ceil(2 * limits["printed"])
     return {role: size for role, size in found.items() if role != "half" or size != found["below"]}
+
+
+def isotropic_limits(size: int, damping: float) -> dict[str, float]:
+    """Return what Lemma 1 says of the isotropic task at 1 / (λmax + damping) and the largest |B| that it admits.
+
+    constant: C of its C.1, an equality; eigenvalue: of R; radius: by which E‖u_t‖² grows in a step, exactly.
+    """
+    eigenvalues = spectrum("flat", size)
+    printed = printed_threshold(eigenvalues, damping)
+    batch_size, step_size = math.floor(printed), recommended_step_size(eigenvalues, damping)
+    noise = isotropic_noise(size, step_size=step_size, batch_size=batch_size)
+    matrix = torch.diag((1 - step_size * (eigenvalues + damping)) ** 2) + noise
+    return {
+        "printed": printed,
+        "batch_size": batch_size,
+        "constant": float(noise.sum(1).mean()) * batch_size / step_size**2 / size,
+        "eigenvalue": float(matrix.sum(1).max()),
+        "radius": float(torch.linalg.eigvalsh(matrix)[-1]),
+    }

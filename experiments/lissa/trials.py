@@ -1,7 +1,7 @@
 """Independent trials of LiSSA, all at once: on a sampled operator each column meets a batch of its own.
 
-`SignedFeatures` is the counter-example of App. B.4; the problems of lissa-thm1 have finitely many examples;
-`RunsOperator` has a trained network's.
+`SignedFeatures` is the counter-example of App. B.4, `IsotropicFeatures` one that keeps Lemma 1; the problems of
+lissa-thm1 have finitely many examples; `RunsOperator` has a trained network's.
 """
 
 from __future__ import annotations
@@ -48,6 +48,20 @@ class SignedFeatures(LinearOperator):
         shape = (self.num_trials, batch_size, self.shape[0])
         signs = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8)
         return SignedBatches((2.0 * signs - 1) * self.eigenvalues.sqrt())
+
+
+class IsotropicFeatures(SignedFeatures):
+    """H = I, P coordinates: x of a uniform direction and ‖x‖² = P ± sqrt(P), with which C.1 is an equality."""
+
+    def sample(  # type: ignore[override]
+        self, batch_size: int, generator: torch.Generator | None = None
+    ) -> SignedBatches:
+        """Draw num_trials independent batches."""
+        shape, size = (self.num_trials, batch_size), self.shape[0]
+        directions = torch.randn(*shape, size, generator=generator, dtype=self.dtype)
+        signs = 2.0 * torch.randint(0, 2, (*shape, 1), generator=generator) - 1
+        radii = (size + signs * size**0.5).sqrt()
+        return SignedBatches(directions / directions.norm(dim=2, keepdim=True) * radii)
 
 
 class SignedBatches(LinearOperator):
@@ -152,10 +166,12 @@ def rows_of(operator: LinearOperator) -> list[LayerRows] | None:
     return joined
 
 
-def signed_blocks(eigenvalues: Tensor, num_trials: int, batch_size: int) -> Iterator[SignedFeatures]:
+def signed_blocks(
+    eigenvalues: Tensor, num_trials: int, batch_size: int, kind: type[SignedFeatures] = SignedFeatures
+) -> Iterator[SignedFeatures]:
     """Yield operators whose trials together are `num_trials`, as many at a time as the cache holds."""
     for count in blocks(num_trials, BLOCK_NUMBERS // (batch_size * len(eigenvalues))):
-        yield SignedFeatures(eigenvalues, count)
+        yield kind(eigenvalues, count)
 
 
 def blocks(num_trials: int, most: int) -> Iterator[int]:

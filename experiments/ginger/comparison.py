@@ -38,11 +38,13 @@ def judge_difference(claim: Claim, first: pd.Series, second: pd.Series, why: str
     return judge(claim, *stats.mean(difference), if_not_reproduced=why)
 
 
-def gated(gate: ClaimResult, results: Iterable[ClaimResult]) -> list[ClaimResult]:
+def gated(
+    gate: ClaimResult, results: Iterable[ClaimResult], fails: str = "Training does not reach the paper's regime"
+) -> list[ClaimResult]:
     """Return the gate and the results; where the gate's value fails they are out of reach, with what they have."""
-    if gate.value is not None and gate.claim.criterion.holds([gate.value]):
+    if gate.value is None or gate.claim.criterion.holds([gate.value]):
         return [gate, *results]
-    why = f"Training does not reach the paper's regime ({gate.claim.id}: {gate.value:.2g})."
+    why = f"{fails} ({gate.claim.id}: {gate.value:.2g})."
     return [gate] + [
         ClaimResult(own.claim, own.value, own.interval, OUT_OF_REACH, f"{why} {own.explanation}".strip())
         for own in results

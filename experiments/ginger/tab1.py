@@ -296,7 +296,10 @@ def _printed(claims: ClaimSheet, paper: pd.DataFrame) -> list[ClaimResult]:
         for own in (paper[paper.model == "ResNet-18"], text[text.weights == "full"])
     )
     best = f"By its own table it is the best there: {order}."
-    linear = f"Linear from rank 4 on. In Table 2, all weights, the same ratio is {of_text:.1f}."
+    linear = (
+        "Linear from rank 4 on: U' = (U p)V alone, 2dτ(τ + 1), is more than the printed FLOPs at rank 32. "
+        f"In Table 2, all weights, which has it, the same ratio is {of_text:.1f}."
+    )
     return [
         verdict(claims.claim("printed-second-best"), place, exact(place, kind="printed"), if_not_reproduced=best),
         verdict(claims.claim("printed-flops"), ratio, exact(ratio, kind="printed"), if_not_reproduced=linear),

@@ -50,15 +50,18 @@ def moving_average(vectors: np.ndarray, decay: float, start: float = 0.0) -> np.
     return G
 
 
-def printed_algorithm(vectors: np.ndarray, *, decay: float, damping: float, rank: int) -> list[np.ndarray]:
-    """Algorithm 1 as printed, letter by letter: its G⁻¹ after each update."""
-    size = vectors.shape[1]
+def printed_algorithm(
+    vectors: np.ndarray, *, decay: float, damping: float, rank: int, mended: bool = False
+) -> list[np.ndarray]:
+    """Algorithm 1 as printed, letter by letter, or as misprints.yaml mends it: its G⁻¹ after each update."""
+    size, ratio = vectors.shape[1], damping / decay
     U, sigma, found = np.zeros((size, 0)), np.zeros(0), []
     for d in vectors:
+        K = sigma / (ratio**2 + ratio * sigma)
         scaled = decay * sigma
         h = d / damping - U @ (scaled / (damping**2 + damping * scaled) * (U.T @ d))
-        ratio = damping / decay
-        K = sigma / (ratio**2 + ratio * sigma)
+        if mended:
+            h, K = d / ratio - U @ (K * (U.T @ d)), K / decay
         beta = (1 / decay - 1) / (decay + (1 - decay) * h @ d)
         values, vectors_of = np.linalg.eigh(U @ np.diag(K) @ U.T + beta * np.outer(h, h))
         K, U = values[::-1][:rank], vectors_of[:, ::-1][:, :rank]

@@ -113,8 +113,8 @@ def _misprints(table: pd.DataFrame, claims: ClaimSheet) -> Iterator[ClaimResult]
     printed, betas = (table[table.statement == name] for name in ("algorithm-1", "printed-beta"))
     worst = printed.iloc[int(printed.value.to_numpy().argmax())]
     why = (
-        "h is that of ασ, but K is that of σ with γ/α and lacks α⁻¹: the α-factors do not fit each other. "
-        f"Consistent, the error is rounding (see moving-average). {_after_updates(printed)}"
+        "h is that of ασ and γ, but K is that of σ and γ/α and lacks α⁻¹: the α-factors do not fit each other. "
+        f"With h of σ and γ/α and with α⁻¹K, as in Eq. 17, the error is rounding. {_after_updates(printed)}"
     )
     kind = f"largest of {len(printed)}: {worst.stream}, {worst.updates} updates"
     yield verdict(claims.claim("algorithm-1"), worst.value, exact(worst.value, kind=kind), if_not_reproduced=why)

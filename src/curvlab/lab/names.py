@@ -121,7 +121,7 @@ def reader_names(tasks: Iterable[str], *, whole: bool = False) -> dict[str, str]
     return {task: name if names.count(name) == 1 else _called(task, whole=True) for task, name in short.items()}
 
 
-_KEY = re.compile(rf"(?<![\w-])(?:exact-ngd|(?:{'|'.join(_MODELS)})[a-z0-9]*)(?:-[a-z0-9]+)+(?![\w-])")
+_KEY = re.compile(rf"(?<![\w-])(?:exact-ngd|(?:{'|'.join(_MODELS)})[a-z0-9]*)(?:-[a-z0-9]+(?:\.\d+)?)+(?![\w-])")
 
 
 def for_readers(texts: Iterable[str], *, whole: bool = False) -> Callable[[str], str]:
@@ -147,7 +147,7 @@ def name_tasks(drawing: Figure) -> None:
 
 
 def _called(task: str, *, whole: bool) -> str:
-    label = task.replace("exact-ngd-", "mlp-")
+    label, *decay = task.replace("exact-ngd-", "mlp-").split("-decay-")
     model = next((key for key in _MODELS if re.match(rf"{key}(?![a-z])", label)), "")
     data = next((key for key in _DATA if re.search(rf"(^|-){key}(-|$)", label)), "")
     if not data or not model:
@@ -163,4 +163,5 @@ def _called(task: str, *, whole: bool) -> str:
         name = " ".join([name, widths, *(each for each in rest if each in {"tanh", "relu"})])
     of = f"{int(size[1]):,} of " if whole and size else ""
     states = [told for key, told in _STATES.items() if f"-{key}-" in f"-{label}-"]
+    states += [f"decay {value}" for value in decay]
     return ", ".join([f"{name.rstrip()} on {of}{_DATA[data]}", *states])

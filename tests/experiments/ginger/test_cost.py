@@ -91,6 +91,14 @@ def test_algorithm_1_letter_by_letter() -> None:
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-9)
 
 
+def test_algorithm_1_as_it_is_mended_gives_the_inverse() -> None:
+    given, settings = vectors(20, 30), {"decay": 0.9, "damping": 0.5, "rank": 20}
+    exact = np.linalg.inv(0.5 * np.eye(30) + moving_average(given, 0.9))
+    found = (printed_algorithm(given, **settings, mended=mended)[-1] for mended in (False, True))
+    errors = [np.linalg.norm(each - exact, 2) / np.linalg.norm(exact, 2) for each in found]
+    assert errors[1] < 1e-12 < 0.1 < errors[0]
+
+
 def test_keeping_the_inverse_is_keeping_the_matrix_but_for_rounding() -> None:
     given, settings = torch.tensor(vectors(12, 20)), {"decay": 0.9, "damping": 1e-2, "rank": 4}
     ginger = ginger_of(20, **settings)

@@ -210,7 +210,8 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     return [
         _rank_one(claims.claim("rank-one-vanishes"), limit[limit.damping_ratio <= 0.1]),
         _frequency(claims.claim("document-frequency"), frequencies[frequencies.expected <= 0.1]),
-        _gain(claims.claim("tf-idf-rare"), closest[closest.vocabulary == "rare"]),
+        _tf_idf(claims.claim("tf-idf-rare"), closest[closest.vocabulary == "rare"]),
+        _gain(claims.claim("idf-gain-rare"), closest[closest.vocabulary == "rare"]),
         _tf_idf(claims.claim("tf-idf-all"), closest[closest.vocabulary == "all"]),
     ]
 

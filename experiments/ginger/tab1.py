@@ -90,7 +90,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     absent: list[dict[str, Any]] = []
     tuning: list[pd.DataFrame] = []
     curves: list[pd.DataFrame] = []
-    clips: list[pd.DataFrame] = []
+    clips = [pd.DataFrame(columns=["step", "share", "task", "racer", "rank"])]  # no racer may clip
     for task in RaceTask.each(run, cfg):
         racers = load_racers(task.settings)
         reasons = {name: reason for name, one in racers.items() if (reason := why_unavailable(one.settings))}

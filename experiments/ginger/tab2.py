@@ -100,8 +100,8 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     for task in SummaryTask.each(run, cfg):
         settings, racers = task.settings, load_racers(task.settings)
         steps = int(settings.num_steps or settings.num_epochs * task.steps_per_epoch())
-        unused = {"optimizer": "momentum", "lr": 1.0, "momentum": 0.0}
-        start = fine_tuned(task, "full", unused, num_steps=0, seed="start", with_test=True)
+        unmoved = {"optimizer": "momentum", "lr": 1e-30, "momentum": 0.0}
+        start = fine_tuned(task, "full", unmoved, num_steps=1, seed="start", with_test=True)
         starts.append({"task": task.label} | {name: _row(task, start)[name] for name in SCORED})
         for weights in settings.weights:
             own_racers = [racer for racer in racers.values() if racer.tuned_as == racer.name]

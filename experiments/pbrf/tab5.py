@@ -176,7 +176,7 @@ def _cell(claims: ClaimSheet, row: pd.Series, gap: str) -> ClaimResult:
     interval = exact(value, kind=f"deterministic, from a t interval over {row.seeds:.0f} seeds")
     result = explained(judge_claim(claim, value, interval, if_not_reproduced=why), why)
     if value == 0 and not within and low <= ROUNDING < printed:
-        return withheld(result, f"Our interval would hold 0.000, too. {why}")
+        return withheld(result, f"Our interval would hold a printed zero, too. {why}")
     return result
 
 

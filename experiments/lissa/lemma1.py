@@ -260,7 +260,7 @@ def _thresholds(ax: Axes, limits: pd.DataFrame) -> None:
     """Exact thresholds over printed ones by spectrum; a ring for the larger damping."""
     own = limits.assign(ratio=limits.exact_largest / limits.printed, ring=limits.damping > limits.damping.min())
     panels.scatter(ax, own, x="printed", y="ratio", by="spectrum", identity=False, hollow="ring", size=30)
-    panels.rule(ax, y=1, label="Lemma 1; an isotropic task reaches it", color="black")
+    panels.rule(ax, y=1, label="the paper's Lemma 1", color="black")
     title = "batch size from which LiSSA\nconverges (rings: larger damping)"
     panels.frame(ax, x="printed threshold of |B|", y="exact / printed threshold", title=title, log="x")
     ax.set_ylim(0, 1.2)

@@ -58,6 +58,21 @@ def test_help_needs_no_package_and_lists_every_target() -> None:
         assert target.title in done.stdout
 
 
+def test_make_takes_the_first_python_that_fits_and_says_when_there_is_none(tmp_path: Path) -> None:
+    for tool in ("sh", "grep", "sed", "sort", "touch"):
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    for broken in ("python3.11", "python3.12"):  # as pyenv leaves them where another version is chosen
+        (tmp_path / broken).write_text("#!/bin/sh\nexit 127\n")
+        (tmp_path / broken).chmod(0o755)
+    command, path = [shutil.which("make"), "-n", "-W", "pyproject.toml", "setup"], {"PATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=path)
+    assert done.stderr.endswith("no Python 3.11 to 3.13 found.  Stop.\n")
+    (tmp_path / "python3.13").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "python3.13").chmod(0o755)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env=path)
+    assert done.stdout.startswith("python3.13 -m venv .venv\n")
+
+
 def test_sync_says_when_there_is_nothing_to_send(tmp_path: Path) -> None:
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)

@@ -319,7 +319,7 @@ def test_what_is_asked_of_a_preset_is_decided_but_for_few_claims(paper: str, pre
     claims = [result for folder in folders for result in load_claims(folder)]
     own = [result for result in claims if result.claim.source.startswith(PAPERS[paper])]
     asked = [result for result in own if result.verdict != NOT_ASKED]
-    assert len(asked) > 15
+    assert len(asked) >= 15
     for verdict in ("undecided", "out of reach"):
         found = [result.claim.id for result in asked if result.verdict == verdict]
         assert len(found) <= len(asked) * MOST.get((paper, preset), 1 / 10), found

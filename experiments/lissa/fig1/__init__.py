@@ -169,6 +169,7 @@ def _draw(size: int, wanted: int, generator: torch.Generator) -> Tensor:
 
 # ------------------------------------------------------------------------------------ judge
 CELLS = {ASSUMED: "assumed", MEASURED: "measured"}  # in the ids of claims
+AGREEING = ("agree", "both near zero")  # of the cases of a panel: not apart
 NOT_SOLVED = "No exact solutions of this task, or of one point only: see the task that has them."
 COINCIDE = (
     "C as measured is below 1, and is taken as 1: |B| is that of C = 2, and the runs are the same ones. Condition "
@@ -205,7 +206,12 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             _cause(of["cause"], own, generator, epsilon=epsilon),
             out_of_reach(of["cause-larger"], "This run has no larger epsilon for this task.")
             if at_larger.empty
-            else _cause(of["cause-larger"], at_larger, _seeded(seed), epsilon=float(at_larger.epsilon.iloc[0])),
+            else _cause(
+                of["cause-larger"],
+                _agreeing_before(at_larger, own),
+                _seeded(seed),
+                epsilon=float(at_larger.epsilon.iloc[0]),
+            ),
             _importance(of["importance"], weighted, _seeded(seed)),
         ]
     regimes = table.task.map(summary["train loss"].map(regime))
@@ -309,6 +315,13 @@ def _longer(own: pd.DataFrame) -> str:
     return f"LiSSA is longer than any solution in {(~(own.lissa_length <= 1)).mean():.0%}"
 
 
+def _agreeing_before(larger: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
+    """Return the panels of the larger epsilon that agree at the smaller one, where no batches part them."""
+    panel = ["position", "seed"]
+    agreeing = own[own.lissa_pbrf_case.isin(AGREEING)]
+    return larger.merge(agreeing[panel], on=panel)
+
+
 def _cause(claim: Claim, own: pd.DataFrame, generator: np.random.Generator, *, epsilon: float) -> ClaimResult:
     """Judge the paper's explanation of its third case: do those runs of SGD leave the quadratic range, and when?
 
@@ -317,9 +330,9 @@ def _cause(claim: Claim, own: pd.DataFrame, generator: np.random.Generator, *, e
     linear iteration had diverged before, and took SGD out of the range. While SGD is no longer than a solution its
     weights are within ε‖g‖ / damping of θ*: at a tiny ε nothing but divergence leads out.
     """
-    apart = own[~own.lissa_pbrf_case.isin(("agree", "both near zero"))]
+    apart = own[~own.lissa_pbrf_case.isin(AGREEING)]
     if apart.empty:
-        return out_of_reach(claim, "No panel of this task has both large and apart.")
+        return out_of_reach(claim, f"None of the {len(own)} panels that count has both large and apart.")
     left = apart.parted_step > 0
     if not left.any():
         return out_of_reach(

@@ -151,7 +151,7 @@ def peers(folders: Sequence[ResultFolder]) -> str:
         for row in own.sort_values("damping").itertuples():
             lds = f"{row.lds:.2f} ({row.lds_low:.2f}–{row.lds_high:.2f})"
             agreement = f"{row.pearson_mean:.2f}"
-            if math.isnan(row.pearson_mean):  # of the reference itself
+            if agreement == "nan":  # the reference is not solved
                 agreement = f"nothing to agree with: residual {row.reference_residual:.1g}"
             cells += [agreement, lds] if row.status == "done" else [str(row.status), ""]
         seconds = own.seconds.mean()

@@ -307,9 +307,8 @@ PAPERS = {
 }  # fmt: skip
 
 
-# One in ten is the aim. Since claims that no paper makes are no longer counted as the papers', few undecided ones
-# are a larger share of the others: 6 of 50, 8 of 66 (of ten seeds), 7 of 68.
-MOST = {("ginger", "embedded"): 1 / 8, ("ginger", "laptop"): 1 / 8, ("pbrf", "embedded"): 1 / 9}
+# One in ten is the aim, and holds at laptop. At embedded Ginger's T5 passes no gate: 5 of its 48 claims are more.
+MOST = {("ginger", "embedded"): 1 / 9}
 
 
 @pytest.mark.parametrize("preset", ["embedded", "laptop"])

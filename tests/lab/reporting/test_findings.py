@@ -193,6 +193,19 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
     assert "On digits exact NGD ends lower." in told
     assert claims["lissa/tab1/constant-two-saturated"].value > 2 * 10
     assert "C = 2, that fitted networks exceed by an order of magnitude" in told
+    fail = [
+        (own.key, each.claim.id)
+        for own in read_results(ROOT / "results")
+        if own.paper == "lissa" and own.preset == "laptop"
+        for each in own.claims
+        if each.verdict == NOT_REPRODUCED and each.claim.source.startswith("Klochkov")
+    ]
+    of_two = ("fig1/", "fig2/", "fig4/", "tab1/constant", "thm1/constant")
+    assert (
+        sum(f"{key}/{claim}".startswith(tuple(f"lissa/{of}" for of in of_two)) for key, claim in fail)
+        > len(fail) / 2
+    )
+    assert "Most claims that fail are this one fact" in told
 
 
 SIZES = {  # what is said without a number, and what it stands on

@@ -56,6 +56,7 @@ from curvlab.lab.claims.intervals import MIN_SAMPLES
 from experiments.pbrf.gaps import (
     arrived_row,
     by_point,
+    draw,  # noqa: F401  this target's
     explained,
     gap_tables,
     judge_over_seeds,

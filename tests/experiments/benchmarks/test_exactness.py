@@ -330,7 +330,7 @@ def test_the_figure_names_what_failed_and_what_sees_some_layers(computed_of: Cal
     table = pd.DataFrame(rows).assign(task="net", run_damping=0.1, gradient_norm=None)
     for name in ("lds", "lds_low", "lds_high", "lds_other", "lds_other_low", "lds_other_high"):
         table[name] = 0.5
-    figure = draw(computed_of({"table": table}))["figure.png"]
+    figure = draw(computed_of({"table": table}, {"num_subsets": 3}))["figure.png"]
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert "b EK-FAC: failed, see table.csv" in legend
     assert legend.count("a EK-FAC") == 1

@@ -41,7 +41,10 @@ def judge_difference(claim: Claim, first: pd.Series, second: pd.Series, why: str
 def gated(
     gate: ClaimResult, results: Iterable[ClaimResult], fails: str = "Training does not reach the paper's regime"
 ) -> list[ClaimResult]:
-    """Return the gate and the results; where the gate's value fails they are out of reach, with what they have."""
+    """Return the gate and the results; where the gate's value fails they are out of reach, with what they have.
+
+    A gate without a value was not measured, and closes nothing.
+    """
     if gate.value is None or gate.claim.criterion.holds([gate.value]):
         return [gate, *results]
     why = f"{fails} ({gate.claim.id}: {gate.value:.2g})."

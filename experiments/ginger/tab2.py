@@ -100,9 +100,9 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     for task in SummaryTask.each(run, cfg):
         settings, racers = task.settings, load_racers(task.settings)
         steps = int(settings.num_steps or settings.num_epochs * task.steps_per_epoch())
-        unmoved = {"optimizer": "momentum", "lr": 1e-30, "momentum": 0.0}
-        start = fine_tuned(task, "full", unmoved, num_steps=1, seed="start", with_test=True)
-        starts.append({"task": task.label} | {name: _row(task, start)[name] for name in SCORED})
+        unmoved = {"optimizer": "momentum", "lr": 1e-30, "momentum": 0.0}  # one step too short for any weight
+        start = _row(task, fine_tuned(task, "full", unmoved, num_steps=1, seed="start", with_test=True))
+        starts.append({"task": task.label} | {name: start[name] for name in SCORED})
         for weights in settings.weights:
             own_racers = [racer for racer in racers.values() if racer.tuned_as == racer.name]
             tuned = {racer.name: _tuned(task, weights, racer, steps) for racer in own_racers}

@@ -66,7 +66,8 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
 
     Columns of `table`, errors over steps: spectrum, size, damping, role of the batch size (see `batch_sizes`),
     batch_size, start ("lissa": u_0 = 0, the gradient of one example; "growing": g = 0, the start that grows
-    fastest), step, and what `_errors` gives; of `isotropic` likewise, and `isotropic_limits`.
+    fastest), step, and what `_errors` gives. Columns of `isotropic`: size, damping, |B|, the same errors, and what
+    `isotropic_limits` gives.
 
     Args:
         run: seeds and store.

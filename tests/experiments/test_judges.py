@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 
 from curvlab.lab import Computed, all_targets, tables
+from curvlab.lab.claims import load_claims
 from curvlab.lab.targets.comparison import ROUNDING, other_tables
 from curvlab.lab.targets.execution import judged
 from curvlab.lab.targets.target import published
@@ -90,11 +91,14 @@ DERIVED: list[tuple[str, str, Make]] = [
     ("key", "name", "make"), DERIVED, ids=lambda given: given if isinstance(given, str) else ""
 )
 def test_a_published_table_follows_from_those_that_it_is_made_of(key: str, name: str, make: Make) -> None:
+    checked = []
     for place, (target, folder) in PUBLISHED.items():
         computed = Computed.of(folder)
         if target.key == key and name in list(computed):
+            checked.append(place)
             again = tables.as_written(make(computed), name, digits=target.digits.get(name, 6))
             assert list(other_tables({name: computed[name]}, {name: again}, rtol=ROUNDING)) == [], place
+    assert checked
 
 
 # ------------------------------------------------------------------------------------ special rules
@@ -147,6 +151,7 @@ RULES: dict[str, list[tuple[str, Change, str, str, str]]] = {
         ("table", where("position == seed == 0", lissa_pbrf_case="both near zero"), "three", "reproduced", ""),
         ("table", without("lissa_cg_case", "lissa_cg_error"), "recipe-converges-mlp-8", OUT, "exact"),
         ("table", only("constant != 'C measured' or seed < 1"), "cell-saturated-m", OUT, "nothing is drawn"),
+        ("table", where("seed == seed", lissa_pbrf_case="agree"), "cause-larger-convnet", NOT, "SGD leaves"),
     ],
     "lissa/fig2/embedded": [
         ("table", where("step > 200", pearson=NAN, pearson_last=NAN), "converges", NOT, "Not finite at the end"),
@@ -185,3 +190,6 @@ def test_a_rule_that_no_published_result_shows(
     found = [result for result in results if result.claim.id.startswith(claims)]
     assert {result.verdict for result in found} == {verdict}
     assert words in found[0].explanation
+    for shown in (own for own in load_claims(RESULTS / place) if own.claim.id == found[0].claim.id):
+        own = (verdict, found[0].explanation, found[0].interval)
+        assert (shown.verdict, shown.explanation, shown.interval) != own

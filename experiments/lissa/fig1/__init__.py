@@ -207,7 +207,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             out_of_reach(of["cause-larger"], "This run has no larger epsilon for this task.")
             if at_larger.empty
             else _cause(
-                of["cause-larger"], _flipped(at_larger, own), _seeded(seed), epsilon=at_larger.epsilon.iloc[0]
+                of["cause-larger"], _parted_by_it(at_larger, own), _seeded(seed), epsilon=at_larger.epsilon.iloc[0]
             ),
             _importance(of["importance"], weighted, _seeded(seed)),
         ]
@@ -312,7 +312,7 @@ def _longer(own: pd.DataFrame) -> str:
     return f"LiSSA is longer than any solution in {(~(own.lissa_length <= 1)).mean():.0%}"
 
 
-def _flipped(larger: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
+def _parted_by_it(larger: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
     """Return the panels of the larger epsilon that agree at the smaller one, where no batches part them."""
     panel = ["position", "seed"]
     agreeing = own[own.lissa_pbrf_case.isin(AGREEING)]

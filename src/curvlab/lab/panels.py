@@ -127,7 +127,8 @@ def rule(ax: Axes, *, x: float | None = None, y: float | None = None, label: str
 
 def seeds(counts: Iterable[int]) -> str:
     """Say how many seeds there are, from the numbers of all tasks or groups: "5 seeds", "3 to 10 seeds"."""
-    few, *_, many = sorted(map(int, [*counts] * 2))
+    numbers = [int(number) for number in counts]
+    few, many = min(numbers), max(numbers)
     return f"{few} to {many} seeds" if few < many else f"{many} seed{'s' * (many != 1)}"
 
 

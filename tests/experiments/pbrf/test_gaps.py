@@ -247,13 +247,14 @@ def test_small_gaps_of_a_smaller_estimate_are_not_small(verdicts) -> None:
 def test_cells_are_compared_with_our_interval_and_the_papers_rounding(verdicts) -> None:
     state = {"paper's row": "MLP Concrete", "epochs": 1000}
     cells = {"warm_start": (0.02, 0.04, 0.0404), "proximity": (0.01, 0.02, 0.03), "solver": (0.0, 2e-4, 0.0)}
+    cells["non_convergence"] = (-0.003, 0.05, 0.016)  # would hold a zero, too
     for gap in GAPS:
         low, high, printed = cells.get(gap, (0.5, 0.6, 0.55))
         state |= {f"{gap} per_example mean": (low + high) / 2, f"{gap} paper mean": printed}
         state |= {f"{gap} per_example low": low, f"{gap} per_example high": high}
     found = verdicts("pbrf/tab5", state=state)
     for gap in GAPS:
-        wanted = "not reproduced" if gap == "proximity" else "reproduced"
+        wanted = {"proximity": "not reproduced", "non_convergence": "out of reach"}.get(gap, "reproduced")
         assert found[f"cell-agrees-{gap.replace('_', '-')}"][0] == wanted
     assert found["cell-agrees-proximity"][1].endswith("0.01 to 0.02; the paper's: 0.030.")
     few = verdicts("pbrf/tab5", state=state | {"epochs": 100})

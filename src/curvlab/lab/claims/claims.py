@@ -156,6 +156,11 @@ class Claim:
     changed: tuple[Change, ...] = ()
     words: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether the paper does not make it: its source says "ours"."""
+        return self.source.startswith("ours")
+
     def __post_init__(self) -> None:
         for name in ("id", "statement", "source", "measure"):
             if not getattr(self, name).strip():

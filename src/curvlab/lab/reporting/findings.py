@@ -102,6 +102,11 @@ class Headline:
     number: tuple[float, ...] = ()
     per: float = 1.0
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is of claims that the paper does not make."""
+        return self.says.startswith("Ours: ")
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -215,7 +220,7 @@ def _find(
             name: result
             for name, result in there.items()
             if any(fnmatchcase(name, pattern) for pattern in headline.claims)
-            and result.claim.source.startswith("ours") == headline.says.startswith("Ours: ")
+            and result.claim.is_ours == headline.is_ours
         }
         if any(result.weighed not in UNJUDGED for result in own.values()):
             break

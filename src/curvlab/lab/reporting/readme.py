@@ -114,7 +114,7 @@ def papers_table(papers: Sequence[PaperFindings]) -> str:
     titles = paper_titles()
     rows = []
     for paper in papers:
-        counts = Counter(each.verdict for each in paper.findings if not each.headline.says.startswith("Ours:"))
+        counts = Counter(each.verdict for each in paper.findings if not each.headline.is_ours)
         words = ", ".join(f"{counts[word]} {word}" for word in HEADLINE_VERDICTS if counts[word])
         page = f"[{titles[paper.paper].partition(':')[0]}](results/{paper.paper}/README.md)"
         rows.append((page, words, paper.text))
@@ -148,14 +148,14 @@ def peers(folders: Sequence[ResultFolder]) -> str:
     rows = []
     for (method, matrix), own in table.groupby(["method", "matrix"], sort=False):
         cells = []
-        for row in own.sort_values("damping").itertuples():
-            lds = f"{row.lds:.2f} ({row.lds_low:.2f}–{row.lds_high:.2f})"
-            agreement = f"{row.pearson_mean:.2f}"
-            if agreement == "nan":  # the reference is not solved
-                agreement = f"nothing to agree with: residual {row.reference_residual:.1g}"
-            cells += [agreement, lds] if row.status == "done" else [str(row.status), ""]
+        for row in own.sort_values("damping").to_dict("records"):
+            lds = f"{row['lds']:.2f} ({row['lds_low']:.2f}–{row['lds_high']:.2f})"
+            agreement = f"{row['pearson_mean']:.2f}"
+            if math.isnan(row["pearson_mean"]):
+                agreement = f"exact solution not found: residual {row['reference_residual']:.1g}"
+            cells += [agreement, lds] if row["status"] == "done" else [str(row["status"]), ""]
         seconds = own.seconds.mean()
-        cells.append("" if math.isnan(seconds) else f"{seconds:.2g}")
+        cells.append("" if math.isnan(seconds) else f"{seconds:,.0f}")
         rows.append([str(method), str(matrix), *cells])
     return "\n".join(tables.markdown(("method", "matrix", *both, "CPU s"), rows))
 

@@ -38,17 +38,20 @@ def judge_difference(claim: Claim, first: pd.Series, second: pd.Series, why: str
     return judge(claim, *stats.mean(difference), if_not_reproduced=why)
 
 
-def gated(
-    gate: ClaimResult, results: Iterable[ClaimResult], fails: str = "Training does not reach the paper's regime"
-) -> list[ClaimResult]:
+def gated(gate: ClaimResult, results: Iterable[ClaimResult]) -> list[ClaimResult]:
     """Return the gate and the results; where the gate's value fails they are out of reach, with what they have.
 
     A gate without a value was not measured, and closes nothing.
     """
     if gate.value is None or gate.claim.criterion.holds([gate.value]):
         return [gate, *results]
-    why = f"{fails} ({gate.claim.id}: {gate.value:.2g})."
-    return [gate] + [
+    why = f"Training does not reach the paper's regime ({gate.claim.id}: {gate.value:.2g})."
+    return [gate, *withheld(results, why)]
+
+
+def withheld(results: Iterable[ClaimResult], why: str) -> list[ClaimResult]:
+    """Return the results out of reach for a reason, with what they have."""
+    return [
         ClaimResult(own.claim, own.value, own.interval, OUT_OF_REACH, f"{why} {own.explanation}".strip())
         for own in results
     ]

@@ -168,9 +168,10 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
     assert max(each.value for each in others) < 0.2
     assert "three networks stopped early (the worst correlation, " in told
     assert "and, missing it alike, of one fitted MLP, not of the other converged ones" in told
-    above = [verdicts(f"ginger/tab2/ginger-above-qng-{of}")[0] for of in ("full", "lora")]
-    assert above == [OUT_OF_REACH, REPRODUCED]
-    assert "and above QNG's; published Ginger's is above Adam's." in told
+    scores = [
+        each.verdict for name, each in claims.items() if re.match("ginger/tab2/.*-(above|below)-(adam|qng)-", name)
+    ]
+    assert {OUT_OF_REACH} == {*scores} - {UNDECIDED} or "fine-tuning lowers ROUGE" not in told
     assert set(verdicts("ngd/fig7/llc-increases-sgd")) == {UNDECIDED}
     tuning = read_table(ROOT / "results/ngd/fig1/laptop", "tuning").query(
         "chosen and task.str.contains('1-layer')"
@@ -228,10 +229,8 @@ SIZES = {  # what is said without a number, and what it stands on
     "fewer once they are fitted": "fig6/influence-finds-most-mlp-128-128-mnist-600-overfitted"
     " < fig6/influence-finds-most-mlp-128-128-mnist-600 - 0.1",
     "from the trained weights no better": "tab6/warm-mlp-128-128-energy < tab6/cold-mlp-128-128-energy + 0.1",
-    "With all weights ROUGE falls as training improves": "tab2/perplexity-and-rouge-full-t5-32-documentation > 0",
-    "published Ginger's is above Adam's": "tab2/published-above-adam-lora-t5-32-documentation > 0",
+    "a negative one with LoRA": "tab2/perplexity-and-rouge-lora-t5-32-documentation < 0",
     "those of LiSSA not at all": "abs(appg/step-independent-of-n-mlp-128-128-mnist-6000) < 0.01",
-    "With LoRA, tuned Ginger's ROUGE": "tab2/ginger-above-adam-lora-t5-32-documentation < 0",
     "about as much with two": "abs(fig1/llc-higher-ffnn-2-layers-mnist-10000"
     " - fig1/llc-higher-ffnn-1-layer-mnist-10000) < 0.1",
     "but between two of its values": "fig3/llc-never-rises-with-epsilon-ffnn-64-mnist-10000 > 1",

@@ -227,8 +227,8 @@ def _worse_than_at_the_start(start: pd.Series, table: pd.DataFrame) -> str:
     if best >= start.rouge:
         return ""
     return (
-        f"Before fine-tuning ROUGE is {start.rouge:.2f}, afterwards at most {best:.2f} (mean over seeds): it falls "
-        "by training, and ranks none."
+        f"Before fine-tuning ROUGE is {start.rouge:.2f}, afterwards at most {best:.2f} (mean over seeds): "
+        "it falls by training, and ranks none."
     )
 
 

@@ -307,8 +307,8 @@ PAPERS = {
 }  # fmt: skip
 
 
-# One in ten is the aim. Ginger's five claims on ROUGE are of two halves of a table, and out of reach: no fine-tuned T5
-# has the ROUGE that it started from.
+# One in ten is the aim. Ginger's five claims on ROUGE are of two halves of a table, and out of reach: no
+# fine-tuned T5 has the ROUGE that it started from.
 MOST = {("ginger", "embedded"): 1 / 4, ("ginger", "laptop"): 1 / 5}
 
 

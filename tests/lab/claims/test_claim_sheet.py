@@ -307,11 +307,6 @@ PAPERS = {
 }  # fmt: skip
 
 
-# One in ten is the aim. Ginger's five claims on ROUGE are of two halves of a table, and out of reach: no
-# fine-tuned T5 has the ROUGE that it started from.
-MOST = {("ginger", "embedded"): 1 / 4, ("ginger", "laptop"): 1 / 5}
-
-
 @pytest.mark.parametrize("preset", ["embedded", "laptop"])
 @pytest.mark.parametrize("paper", PAPERS)
 def test_what_is_asked_of_a_preset_is_decided_but_for_few_claims(paper: str, preset: str) -> None:
@@ -322,7 +317,7 @@ def test_what_is_asked_of_a_preset_is_decided_but_for_few_claims(paper: str, pre
     assert len(asked) >= 15
     for verdict in ("undecided", "out of reach"):
         found = [result.claim.id for result in asked if result.verdict == verdict]
-        assert len(found) <= len(asked) * MOST.get((paper, preset), 1 / 10), found
+        assert len(found) <= len(asked) / 10, found
 
 
 # What fewer than three values may decide, whatever the code now says: what no other seed would change.

@@ -247,7 +247,7 @@ SAID = {
     "ginger/tab2.py": "0.9 0.99 1e-5 12.6 1e-5",
     "ginger/tab3.py": "1e-5",
     "ginger/tab3.yaml": "1e-5 1e-5",
-    "ginger/tab4.yaml": "0.26 0.1 0.301",
+    "ginger/tab4.yaml": "0.301",
     "lissa/appd.py": "0.1 0.1 10 90",
     "lissa/appd.yaml": "0.9",
     "lissa/fig1.yaml": "1e-8 1e-8 1e-8 1e-8 0.5 1e-6 1e-8 1e-6 0.5 1e-8 1e-8 1e-2",

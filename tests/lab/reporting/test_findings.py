@@ -13,7 +13,7 @@ import yaml
 from matplotlib.colors import to_hex
 
 from curvlab.lab import Claim, Criterion, Interval, judge, out_of_reach, plots, tables
-from curvlab.lab.claims.claims import DIRECTION_ONLY, NOT_REPRODUCED, OUT_OF_REACH, REPRODUCED, UNDECIDED
+from curvlab.lab.claims.claims import DIRECTION_ONLY, NOT_ASKED, NOT_REPRODUCED, REPRODUCED, UNDECIDED
 from curvlab.lab.reporting.dashboard import headline_claims, text
 from curvlab.lab.reporting.findings import HEADLINES, NO_VALUE, best_claims, find, headline_verdict, tell, written
 from curvlab.lab.reporting.forest import _HOLDS as HOLDS
@@ -169,9 +169,9 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
     assert "three networks stopped early (the worst correlation, " in told
     assert "and, missing it alike, of one fitted MLP, not of the other converged ones" in told
     scores = [
-        each.verdict for name, each in claims.items() if re.match("ginger/tab2/.*-(above|below)-(adam|qng)-", name)
+        each.verdict for name, each in claims.items() if re.match("ginger/tab2/.*-above-|ginger/tab2/qng-", name)
     ]
-    assert {OUT_OF_REACH} == {*scores} - {UNDECIDED} or "fine-tuning lowers ROUGE" not in told
+    assert {NOT_ASKED} == {*scores} or "fine-tuning lowers ROUGE" not in told
     assert set(verdicts("ngd/fig7/llc-increases-sgd")) == {UNDECIDED}
     tuning = read_table(ROOT / "results/ngd/fig1/laptop", "tuning").query(
         "chosen and task.str.contains('1-layer')"

@@ -21,6 +21,7 @@ from curvlab.iterate import Checkpoint, CheckpointWarning, Key, SaveFile, iterat
 from curvlab.linalg import DenseOperator, identity
 from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, MinimumResidual, Nystrom, TrainingFilter
 from curvlab.spectrum import hutchinson_trace
+from tests.refusals import refuses
 
 
 class Killed(BaseException):
@@ -173,8 +174,7 @@ def test_a_file_of_other_work_is_refused(other: Any, named: str, tmp_path: Path)
         ValueError, match=rf"work.pt belongs to other work \({named} differs?\): give each its own"
     ):
         iterate(other(), name="work", checkpoint=place)
-    with pytest.raises(ValueError, match=r"\(work differs?\)"):
-        iterate(walk(), name="another", checkpoint=place)
+    refuses(r"\(work differs?\)", iterate, walk(), name="another", checkpoint=place)
 
 
 def test_an_operator_that_rounds_otherwise_is_the_same(tmp_path: Path) -> None:
@@ -203,8 +203,7 @@ def test_what_the_work_depends_on_must_be_known(tmp_path: Path) -> None:
         iterate(Own(walk().operator, torch.ones(4)), name="work", checkpoint=tmp_path / "work.pt")
     with pytest.raises(TypeError, match="or leave the checkpoint out"):
         iterate(Own(walk().operator, torch.ones(4), extra=iter([])), name="a", checkpoint=tmp_path / "work.pt")
-    with pytest.raises(ValueError, match="every must be at least 1 step"):
-        Checkpoint("work.pt", every=0)
+    refuses("every must be at least 1 step", Checkpoint, "work.pt", every=0)
 
 
 class Terminal:

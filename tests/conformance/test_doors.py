@@ -23,6 +23,7 @@ from torch.testing import assert_close
 from curvlab import progress as bars
 from curvlab.iterate import Checkpoint
 from curvlab.seeding import generator_of
+from tests.refusals import refuses
 
 # --- One door: every function takes every kind of model and of data, or says what to change; see `doors`
 pytestmark = [
@@ -35,8 +36,7 @@ pytestmark = [
 def test_every_function_takes_every_model(model: str) -> None:
     for name, function in FUNCTIONS.items():
         if (model, name) in REFUSED:
-            with pytest.raises((ValueError, TypeError), match=re.escape(REFUSED[model, name])):
-                function(case_of(model))
+            refuses(re.escape(REFUSED[model, name]), function, case_of(model), error=(ValueError, TypeError))
         else:
             found = function(case_of(model))
             assert found.numel(), name
@@ -55,8 +55,7 @@ def test_every_function_takes_half_precision_or_says_what_to_do(model: str) -> N
         if text is None:
             assert bool(torch.isfinite(function(half_case)).all()), name
         else:
-            with pytest.raises((ValueError, TypeError), match=re.escape(text)):
-                function(half_case)
+            refuses(re.escape(text), function, half_case, error=(ValueError, TypeError))
 
 
 def half(data: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
@@ -250,8 +249,7 @@ def test_a_problem_a_generator_and_a_bar_give_the_same_numbers(name: str) -> Non
 @pytest.mark.parametrize("seed", ["0", 1.0, True])
 def test_what_is_neither_is_refused(seed: Any) -> None:
     for call in (generator_of, lambda seed: OF_OPERATORS["hutchinson_trace"](generator=seed)):
-        with pytest.raises(TypeError, match=r"torch\.Generator or a whole number as seed"):
-            call(seed)
+        refuses(r"torch\.Generator or a whole number as seed", call, seed, error=TypeError)
 
 
 def test_every_bar_of_work_beyond_ten_seconds_says_how_long_it_will_take(

@@ -19,6 +19,7 @@ from curvlab.problem import mean_gradient, only_parameters
 from curvlab.sampling import estimate_llc
 from curvlab.solvers import ConjugateGradient, Ekfac, Rows
 from curvlab.spectrum import top_eigenvalues
+from tests.refusals import refuses
 
 datasets = pytest.importorskip("datasets")
 transformers = pytest.importorskip("transformers")
@@ -213,8 +214,7 @@ def test_masks_that_a_collator_draws_are_refused_and_drawn_once(tokenizer) -> No
     loader = language_loader(
         tokenizer, transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.5)
     )
-    with pytest.raises(ValueError, match="a collator that draws masks"):
-        GaussNewtonOperator(model, LOSS, loader)
+    refuses("a collator that draws masks", GaussNewtonOperator, model, LOSS, loader)
     with only_parameters(model, *CASES["bert masked"].patterns):
         op = GaussNewtonOperator(model, LOSS, list(loader))
         assert torch.equal(op.to_dense(), op.to_dense())

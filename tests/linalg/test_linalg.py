@@ -17,6 +17,7 @@ from curvlab.linalg import (
     unflatten,
     unflatten_columns,
 )
+from tests.refusals import refuses
 
 
 @pytest.fixture
@@ -61,8 +62,7 @@ def test_to_scipy_keeps_shape_dtype_and_transpose(symmetric: Tensor, dtype: torc
 
 
 def test_to_scipy_refuses_bfloat16_with_what_to_do(symmetric: Tensor) -> None:
-    with pytest.raises(TypeError, match=r"no bfloat16.*model\.float\(\)"):
-        DenseOperator(symmetric.bfloat16()).to_scipy()
+    refuses(r"no bfloat16.*model\.float\(\)", DenseOperator(symmetric.bfloat16()).to_scipy, error=TypeError)
 
 
 def test_an_operator_is_shown_by_kind_size_and_damping() -> None:
@@ -172,8 +172,7 @@ def test_different_sizes_and_dtypes_do_not_add(symmetric: Tensor) -> None:
 def test_adding_a_bare_number_is_refused_with_how_damping_is_written(symmetric: Tensor, number: float) -> None:
     op = DenseOperator(symmetric)
     for add in (lambda: op + number, lambda: number + op, lambda: op - number, lambda: identity + number):
-        with pytest.raises(TypeError, match=r"op \+ 0\.1 \* identity"):
-            add()
+        refuses(r"op \+ 0\.1 \* identity", add, error=TypeError)
 
 
 def test_adding_a_matrix_is_refused_with_how_it_becomes_an_operator(symmetric: Tensor) -> None:
@@ -243,13 +242,11 @@ def test_sample_is_the_mean_of_drawn_matrices(gram_matrices: Tensor) -> None:
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (4, 2, 3), (2, 2, 2, 2)])
 def test_wrong_shapes_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"\(P, P\) or \(N, P, P\)"):
-        DenseOperator(torch.zeros(shape))
+    refuses(r"\(P, P\) or \(N, P, P\)", DenseOperator, torch.zeros(shape))
 
 
 def test_asymmetric_matrices_are_refused() -> None:
-    with pytest.raises(ValueError, match="not symmetric"):
-        DenseOperator(torch.tensor([[1.0, 2.0], [0.0, 1.0]]))
+    refuses("not symmetric", DenseOperator, torch.tensor([[1.0, 2.0], [0.0, 1.0]]))
 
 
 # ----------------------------------------------------------------------------------------
@@ -292,10 +289,8 @@ def test_no_columns() -> None:
 
 def test_a_vector_of_another_length_is_refused() -> None:
     like = [torch.empty(shape) for shape in SHAPES]
-    with pytest.raises((ValueError, RuntimeError), match="size"):
-        unflatten(torch.zeros(SIZE + 1), like)
-    with pytest.raises((ValueError, RuntimeError), match="size"):
-        unflatten_columns(torch.zeros(SIZE + 1, 2), like)
+    refuses("size", unflatten, torch.zeros(SIZE + 1), like, error=(ValueError, RuntimeError))
+    refuses("size", unflatten_columns, torch.zeros(SIZE + 1, 2), like, error=(ValueError, RuntimeError))
 
 
 def test_a_multiple_names_the_way_out_of_what_it_is_a_multiple_of() -> None:

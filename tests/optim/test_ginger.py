@@ -20,6 +20,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from curvlab.optim import PUBLISHED_GINGER, Ginger
+from tests.refusals import refuses
 
 
 @pytest.mark.parametrize("damping", [1e-1, 1e-3, 1e-5])
@@ -240,8 +241,7 @@ def test_many_tensors_share_the_calls_of_an_update() -> None:
 
 def test_vectors_of_another_size_and_unknown_settings() -> None:
     optimizer = Ginger(parameters(), 1.0, rank=2, decay=0.9, damping=1.0)
-    with pytest.raises(ValueError, match=r"takes a vector of 20 numbers, got \(3,\)"):
-        optimizer.inverse_product(torch.zeros(3))
+    refuses(r"takes a vector of 20 numbers, got \(3,\)", optimizer.inverse_product, torch.zeros(3))
     embedding = nn.Embedding(5, 3, sparse=True)
     embedding(torch.tensor([1])).sum().backward()
     with pytest.raises(TypeError, match="sparse=False"):

@@ -21,6 +21,7 @@ from curvlab.optim import (
     steps_bound,
     unit_directions,
 )
+from tests.refusals import refuses
 
 
 def spherical_design(size: int) -> Tensor:
@@ -399,5 +400,4 @@ def test_scaling_the_function_keeps_the_bound_but_not_the_printed_one() -> None:
         assert steps_bound(0.01 * scale, **scaled) == pytest.approx(steps_bound(0.01, **settings), abs=1)
     tiny = {name: 1e-6 * value for name, value in {**settings, "sigma": 0.0, "gap": 1e-9}.items()}
     assert printed_steps_bound(1e-7, **tiny) < 0
-    with pytest.raises(ValueError, match="epsilon must be positive"):
-        steps_bound(0.0, gap=1.0, gradient_norm=1.0, hessian_lipschitz=1.0)
+    refuses("epsilon must be positive", steps_bound, 0.0, gap=1.0, gradient_norm=1.0, hessian_lipschitz=1.0)

@@ -25,6 +25,7 @@ from curvlab.problem.memory import (
     is_out_of_memory,
     with_halving,
 )
+from tests.refusals import refuses
 
 CPU_ERROR = "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried"
 ERRORS = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError(CPU_ERROR), MemoryError()]
@@ -248,5 +249,4 @@ def test_the_limit_of_the_address_space_counts(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_budget_is_in_bytes() -> None:
-    with pytest.raises(ValueError, match="memory_budget is in bytes"):
-        build(GaussNewtonOperator, network(), memory_budget=0.5)
+    refuses("memory_budget is in bytes", build, GaussNewtonOperator, network(), memory_budget=0.5)

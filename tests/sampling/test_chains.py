@@ -16,6 +16,7 @@ from curvlab.iterate import Checkpoint, CheckpointWarning
 from curvlab.problem.memory import MemoryWarning
 from curvlab.sampling import SGLD, ChainsState, ChainTraces, RMSProp, UnderdampedLangevin, run_chains
 from curvlab.training import EnsembleLosses
+from tests.refusals import refuses
 
 # --- One step of every sampler against the recursion written out, and the limits that they must have
 SETTINGS = {"step_size": 1e-3, "nbeta": 20.0, "localization": 3.0, "batch_size": 7}
@@ -171,8 +172,7 @@ def test_the_density_of_the_preconditioned_sampler_is_that_of_sgld() -> None:
 
 
 def test_bad_settings() -> None:
-    with pytest.raises(ValueError, match="num_burnin_steps of at least 2, got 0"):
-        sampler_of("rmsprop", quadratic(), num_burnin_steps=0)
+    refuses("num_burnin_steps of at least 2, got 0", sampler_of, "rmsprop", quadratic(), num_burnin_steps=0)
     with pytest.raises(ValueError, match=r"friction must be positive, got 0.0: without friction"):
         sampler_of("underdamped", quadratic(), friction=0.0)
 
@@ -303,10 +303,8 @@ def test_files_of_other_chains_are_refused(tmp_path: Path) -> None:
     model, targets = nn.Linear(3, 1, bias=False).double(), torch.ones(50, 1)
     nn.init.zeros_(model.weight)  # all inputs give the same losses at the start
     interrupted(tmp_path, model, (inputs, targets))
-    with pytest.raises(ValueError, match=r"\(data differs?\): give each its own"):
-        resumed(tmp_path, model, (2 * inputs, targets))
-    with pytest.raises(ValueError, match=r"\(step_size differs?\)"):
-        resumed(tmp_path, model, (inputs, targets), step_size=2e-4)
+    refuses(r"\(data differs?\): give each its own", resumed, tmp_path, model, (2 * inputs, targets))
+    refuses(r"\(step_size differs?\)", resumed, tmp_path, model, (inputs, targets), step_size=2e-4)
     with pytest.raises(ValueError, match="num_burnin_steps, preconditioner differ"):
         resumed(tmp_path, model, (inputs, targets), preconditioner=RMSProp(), num_burnin_steps=9)
     losses = EnsembleLosses(model, nn.MSELoss(), (inputs, targets))
@@ -349,14 +347,11 @@ def test_frozen_parameters_do_not_move() -> None:
 
 def test_sums_over_examples_and_examples_of_different_shapes_are_refused() -> None:
     model, data = small_network()
-    with pytest.raises(ValueError, match="reduction='mean'"):
-        EnsembleLosses(model, nn.CrossEntropyLoss(reduction="sum"), data)
-    with pytest.raises(ValueError, match="is a sum over examples"):
-        EnsembleLosses(model, lambda outputs, targets: outputs.square().sum(), data)
+    refuses("reduction='mean'", EnsembleLosses, model, nn.CrossEntropyLoss(reduction="sum"), data)
+    refuses("is a sum over examples", EnsembleLosses, model, lambda outputs, targets: outputs.square().sum(), data)
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
     data = [(torch.zeros(2, length).long(), torch.zeros(2, length).long()) for length in (3, 4)]
-    with pytest.raises(ValueError, match="pad them"):
-        run_chains(SGLD(losses_of(model, data), **CHAINS), [0, 1, 2], 5)
+    refuses("pad them", run_chains, SGLD(losses_of(model, data), **CHAINS), [0, 1, 2], 5)
 
 
 def test_hessian_product_against_autograd() -> None:

@@ -25,6 +25,7 @@ from curvlab.sampling import (
 )
 from curvlab.sampling.diagnostics import problems_of
 from curvlab.training import EnsembleLosses
+from tests.refusals import refuses
 
 
 def estimate(model: nn.Module | None = None, data: Any = None, loss: Any = None, **changes: Any) -> LLC:
@@ -229,16 +230,11 @@ def test_a_killed_estimate_ends_at_the_same_numbers(tmp_path: Path) -> None:
 
 
 def test_bad_settings_models_and_levels() -> None:
-    with pytest.raises(ValueError, match="pass step_size, or settings=choose_sgld_settings"):
-        estimate(step_size=None)
-    with pytest.raises(ValueError, match="a preconditioner is for SGLD alone"):
-        estimate(friction=1.0, preconditioner=RMSProp())
-    with pytest.raises(ValueError, match="pass nbeta"):
-        default_nbeta(2)
-    with pytest.raises(ValueError, match=r"0\.95"):
-        estimate(num_draws=10).interval(95)
-    with pytest.raises(ValueError, match=r"Pass model.float\(\)"):
-        estimate(nn.Linear(3, 1).bfloat16(), (torch.ones(5, 3), torch.ones(5, 1)))
+    refuses("pass step_size, or settings=choose_sgld_settings", estimate, step_size=None)
+    refuses("a preconditioner is for SGLD alone", estimate, friction=1.0, preconditioner=RMSProp())
+    refuses("pass nbeta", default_nbeta, 2)
+    refuses(r"0\.95", estimate(num_draws=10).interval, 95)
+    refuses(r"Pass model.float\(\)", estimate, nn.Linear(3, 1).bfloat16(), (torch.ones(5, 3), torch.ones(5, 1)))
 
 
 def test_language_models_with_ignored_targets() -> None:

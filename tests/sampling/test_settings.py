@@ -23,6 +23,7 @@ from curvlab.sampling import (
     estimate_llc,
     split_rhat,
 )
+from tests.refusals import refuses
 
 
 def displaced(by: float) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
@@ -112,8 +113,7 @@ def test_below_the_start_is_no_problem_above_the_minimum() -> None:
     assert not negative.valid
     assert negative.from_lowest_point(142.0).valid
     for descent in (-1.0, math.inf, math.nan):
-        with pytest.raises(ValueError, match="must be finite and not negative"):
-            raw.from_lowest_point(descent)
+        refuses("must be finite and not negative", raw.from_lowest_point, descent)
 
 
 # -------------- The step size, friction and localization that `choose_sgld_settings` finds

@@ -14,6 +14,7 @@ from curvlab.solvers import (
     measure_constant,
     measure_recipe,
 )
+from tests.refusals import refuses
 
 
 def exact_constant(matrices: Tensor) -> float:
@@ -211,8 +212,7 @@ def test_averaging_lowers_the_residual(generator) -> None:
     )
     mean = Lissa(0.1, 20, 6, average_last=4).solve(operator, b, generator=torch.Generator().manual_seed(0)).x
     torch.testing.assert_close(mean, torch.stack(iterates[2:]).mean(0))
-    with pytest.raises(ValueError, match="average_last must be between 0 and num_steps = 6"):
-        Lissa(0.1, 20, 6, average_last=7)
+    refuses("average_last must be between 0 and num_steps = 6", Lissa, 0.1, 20, 6, average_last=7)
 
 
 def test_the_paper_s_constant_diverges_where_auto_does_not() -> None:

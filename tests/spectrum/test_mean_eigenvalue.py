@@ -15,6 +15,7 @@ from curvlab.curvature.examples import quadratic_forms
 from curvlab.iterate import Checkpoint
 from curvlab.linalg import DenseOperator
 from curvlab.spectrum import Estimate, mean_eigenvalue, sketch_eigenvalues
+from tests.refusals import refuses
 
 
 def linear_model_with(eigenvalues: Tensor, *, seed: int = 0) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
@@ -335,7 +336,5 @@ def test_chunks_that_do_not_fit_are_drawn_row_by_row_and_others_stay_as_they_are
 
 def test_bad_settings() -> None:
     operator = DenseOperator(torch.eye(10))
-    with pytest.raises(ValueError, match="add up to 10, got a sum of 9"):
-        sketch_eigenvalues(operator, sketch_size=4, tensor_sizes=[4, 5])
-    with pytest.raises(ValueError, match="between 1 and the sketch's 4 rows"):
-        sketch_eigenvalues(operator, 5, sketch_size=4)
+    refuses("add up to 10, got a sum of 9", sketch_eigenvalues, operator, sketch_size=4, tensor_sizes=[4, 5])
+    refuses("between 1 and the sketch's 4 rows", sketch_eigenvalues, operator, 5, sketch_size=4)

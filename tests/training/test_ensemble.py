@@ -13,6 +13,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from curvlab.iterate import Checkpoint
 from curvlab.problem.memory import MemoryWarning
 from curvlab.training import DescentState, Ensemble, EnsembleLosses, shuffled_batches, train, train_ensemble
+from tests.refusals import refuses
 
 FP64 = torch.float64
 NUM_COPIES, NUM_EXAMPLES = 3, 20
@@ -235,8 +236,7 @@ def test_copies_may_start_apart_and_draw_their_batches() -> None:
     ],
 )
 def test_settings_out_of_range_are_refused(changes: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        at_once(**changes)
+    refuses(text, at_once, **changes)
 
 
 @pytest.mark.parametrize("module", [nn.Dropout(0.1), nn.BatchNorm1d(4)])

@@ -26,6 +26,7 @@ from curvlab.training import (
     shuffled_batches,
     train,
 )
+from tests.refusals import refuses
 
 FP64 = torch.float64
 NUM_EXAMPLES, BATCH_SIZE = 20, 6
@@ -127,18 +128,15 @@ def test_way_back_meets_the_same_states_and_holds_few(num_steps: int) -> None:
 def test_start_of_another_size_is_refused() -> None:
     model, loss, data = problem()
     run = TrainingRun(torch.zeros(3), (torch.tensor([0]),), (0.1,), SGDRule())
-    with pytest.raises(ValueError, match=r"start has shape \(3,\), but the model has 43 parameters"):
-        Replay(model, loss, data, run=run)
+    refuses(r"start has shape \(3,\), but the model has 43 parameters", Replay, model, loss, data, run=run)
 
 
 def test_other_data_is_refused() -> None:
     model, loss, data = problem()
     run = TrainingRun(flat(model), (torch.tensor([20]),), (0.1,), SGDRule())
-    with pytest.raises(ValueError, match=r"batches name example 20, but there are 20: pass the data"):
-        Replay(model, loss, data, run=run)
+    refuses(r"batches name example 20, but there are 20: pass the data", Replay, model, loss, data, run=run)
     run = TrainingRun(flat(model), (torch.tensor([1]),), (0.1,), SGDRule(), torch.ones(4))
-    with pytest.raises(ValueError, match=r"example_weights have shape \(4,\)"):
-        Replay(model, loss, data, run=run)
+    refuses(r"example_weights have shape \(4,\)", Replay, model, loss, data, run=run)
 
 
 @pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(5)])
@@ -177,12 +175,10 @@ def test_given_batches_are_recorded_as_they_are_and_a_resumed_training_too(tmp_p
 
 def test_what_cannot_be_repeated_is_not_recorded() -> None:
     history, start = history_of()
-    with pytest.raises(ValueError, match=r"no record of the run's start .* train\(..., record=True\)"):
-        TrainingRun.of(history)
+    refuses(r"no record of the run's start .* train\(..., record=True\)", TrainingRun.of, history)
     with pytest.raises(ValueError, match="3 batches and 4 learning rates"):
         TrainingRun(start, (torch.tensor([0]),) * 3, history.learning_rates, SGDRule())
-    with pytest.raises(ValueError, match="without clipping, keep='best' and step"):
-        history_of(record=True, max_gradient_norm=1.0)
+    refuses("without clipping, keep='best' and step", history_of, record=True, max_gradient_norm=1.0)
     with pytest.raises(ValueError, match="knows the steps of SGD, Adam and AdamW, not of Adagrad"):
         history_of(record=True, optimizer=torch.optim.Adagrad)
     with pytest.raises(ValueError, match="cannot repeat an optimizer with amsgrad"):
@@ -213,10 +209,8 @@ def test_length_of_a_history_and_of_a_run_agree() -> None:
 
 def test_adam_has_no_length() -> None:
     history, _ = history_of(optimizer="adam", record=True)
-    with pytest.raises(ValueError, match=r"not of SGD .* pass a damping, or RunLength"):
-        RunLength.of(history)
-    with pytest.raises(ValueError, match=r"not one of AdamRule.* unrolled_response"):
-        RunLength.of(TrainingRun.of(history))
+    refuses(r"not of SGD .* pass a damping, or RunLength", RunLength.of, history)
+    refuses(r"not one of AdamRule.* unrolled_response", RunLength.of, TrainingRun.of(history))
 
 
 @pytest.mark.parametrize(
@@ -229,5 +223,4 @@ def test_adam_has_no_length() -> None:
     ],
 )
 def test_lengths_out_of_range(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        RunLength(**settings)
+    refuses(message, RunLength, **settings)

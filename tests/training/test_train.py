@@ -14,6 +14,7 @@ from curvlab.lab.data import load_digits
 from curvlab.lab.models import MLP, build_model
 from curvlab.problem.memory import MemoryWarning
 from curvlab.training import MeanLoss, TrainingDivergedError, evaluate, sampled_label_loss, train
+from tests.refusals import refuses
 
 SETTINGS = {"num_epochs": 3, "batch_size": 16, "lr": 0.05}
 
@@ -338,8 +339,7 @@ def test_modes_and_running_statistics_are_left_as_they_were() -> None:
 
 def test_bad_settings_are_refused() -> None:
     data = (LOGITS, torch.tensor([0, 1, 1, 1, 0]))
-    with pytest.raises(ValueError, match="reduction='mean', got 'sum'"):
-        evaluate(nn.Identity(), nn.CrossEntropyLoss(reduction="sum"), data)
+    refuses("reduction='mean', got 'sum'", evaluate, nn.Identity(), nn.CrossEntropyLoss(reduction="sum"), data)
 
 
 def test_batches_are_halved_when_memory_runs_out() -> None:

@@ -22,6 +22,7 @@ from curvlab.training import (
     shuffled_batches,
     train,
 )
+from tests.refusals import refuses
 
 
 def network(*, normalised: bool = False, dropout: float = 0.0) -> nn.Module:
@@ -84,8 +85,7 @@ def test_a_given_order_decides_steps_and_epochs() -> None:
     ],
 )
 def test_an_order_that_does_not_fit_is_refused(batches: list, settings: dict, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        fit(network(), batches=[torch.tensor(b) for b in batches], **({"num_epochs": 1} | settings))
+    refuses(text, fit, network(), batches=[torch.tensor(b) for b in batches], **{"num_epochs": 1} | settings)
 
 
 def test_weight_zero_removes_an_example() -> None:
@@ -98,8 +98,7 @@ def test_weight_zero_removes_an_example() -> None:
     fit(model, batch_size=40, example_weights=removed)
     fit(without, (inputs[kept], targets[kept]), batch_size=39, lr=0.05 * 39 / 40)
     torch.testing.assert_close(weights(model), weights(without), rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match=r"one weight for each of 40 examples, got shape \(3,\)"):
-        fit(network(), example_weights=torch.ones(3))
+    refuses(r"one weight for each of 40 examples, got shape \(3,\)", fit, network(), example_weights=torch.ones(3))
 
 
 def test_any_optimizer() -> None:
@@ -122,8 +121,7 @@ def test_any_optimizer() -> None:
     ],
 )
 def test_settings_that_contradict_are_refused(settings: dict, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        fit(network(), **settings)
+    refuses(text, fit, network(), **settings)
 
 
 def test_a_number_of_steps_cuts_the_last_epoch_short() -> None:

@@ -29,6 +29,7 @@ from experiments.benchmarks.attribution.libraries.own_matrix import exact_scores
 from experiments.benchmarks.attribution.libraries.worker import METHODS, TrainedNetwork
 from experiments.benchmarks.attribution.methods import FILTER, PBRF, UNROLLED, _ekfac, _stored
 from experiments.benchmarks.attribution.plot import draw
+from tests.refusals import refuses
 
 # --- bench-influence-peers end to end at smoke scale; its workers against dense scores, and their limits
 LIMITS = {"peers_python": None, "time_limit": 60.0, "memory_limit": 6.0}
@@ -260,16 +261,14 @@ def test_the_rebuilt_network_scores_like_the_trained_one(make) -> None:
 def test_a_weight_of_another_shape_is_refused() -> None:
     stored = stored_of(convnet())
     stored["channels"] = [2, 4, 3]
-    with pytest.raises(ValueError, match=r"0\.weight has shape \(4, 2, 3, 3\), its stored weight \(2, 2, 3, 3\)"):
-        TrainedNetwork(stored)
+    refuses(r"0\.weight has shape \(4, 2, 3, 3\), its stored weight \(2, 2, 3, 3\)", TrainedNetwork, stored)
 
 
 def test_networks_that_no_worker_builds_are_refused() -> None:
     lenet = LeNet5((1, 28, 28), 3)
     with pytest.raises(ValueError, match="no LeNet5: set its peers to null"):
         stored_of((lenet, torch.zeros(8, 1, 28, 28), torch.zeros(8).long()))
-    with pytest.raises(ValueError, match="no llama: set its peers to null"):
-        stored_of(opt("llama"))
+    refuses("no llama: set its peers to null", stored_of, opt("llama"))
 
 
 def test_what_layers_of_a_kind_reach() -> None:

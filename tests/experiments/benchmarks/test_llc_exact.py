@@ -25,6 +25,7 @@ from experiments.benchmarks.llc.exact import (
     half_square,
     singular_network,
 )
+from tests.refusals import refuses
 
 ROOT = Path(__file__).parents[3]
 
@@ -75,8 +76,7 @@ def test_coefficients_of_one_layer_and_of_one_number_each() -> None:
     for num_layers in (1, 2, 3, 5):
         assert coefficient([1] * (num_layers + 1), 0) == pytest.approx(0.5)  # of w_1² ... w_L²
     assert coefficient([4] * 6, 4) == 8.0  # full rank: the smooth manifold of one product
-    with pytest.raises(ValueError, match="a map of rank 4 needs two sizes or more, none below the rank"):
-        coefficient([5, 3], 4)
+    refuses("a map of rank 4 needs two sizes or more, none below the rank", coefficient, [5, 3], 4)
 
 
 def test_the_network_has_its_rank() -> None:
@@ -229,5 +229,4 @@ def test_divergence_is_told_apart_from_other_errors() -> None:
     model, data = nn.Linear(3, 2), (100 * torch.randn(16, 3), torch.zeros(16, dtype=torch.long))
     setting = {"num_chains": 1, "num_draws": 50, "num_burnin_steps": 0, "batch_size": 8, "step_size": 1e30}
     setting |= {"localization": 1.0, "nbeta": 5.0, "initial_loss": 0.1, "replacement": False, "all_every": None}
-    with pytest.raises(DivergedError, match="NaN detected in loss"):
-        devinterp_chains(model, data, setting, seed=0)
+    refuses("NaN detected in loss", devinterp_chains, model, data, setting, error=DivergedError, seed=0)

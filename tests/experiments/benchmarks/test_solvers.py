@@ -27,6 +27,7 @@ from experiments.benchmarks.solvers.importance import (
 )
 from experiments.benchmarks.solvers.operations import MORE, Operations
 from experiments.benchmarks.solvers.trajectories import LABELS, CountedOperator, Counter, Recorder
+from tests.refusals import refuses
 
 
 @pytest.fixture(scope="module")
@@ -268,8 +269,7 @@ def test_needs_damping() -> None:
     ],
 )
 def test_bad_settings(settings: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Chebyshev(**settings)
+    refuses(message, Chebyshev, **settings)
 
 
 @pytest.mark.parametrize("key", [f"benchmarks/{name}" for name in ("attribution", "solvers", "speed", "llc")])

@@ -35,6 +35,7 @@ from experiments.lissa.trials import (
     lissa_iterates,
     typical_growth,
 )
+from tests.refusals import refuses
 
 TEXTS = ["The cat saw the dog.", "A dog, the DOG and <unk> 42 cats saw it", "the cat"]
 
@@ -72,8 +73,7 @@ def test_rare_vocabulary_keeps_its_bound() -> None:
 
 
 def test_too_little_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="shorter length"):
-        equal_documents(tokenize(TEXTS), length=50, max_words=4, join=True)
+    refuses("shorter length", equal_documents, tokenize(TEXTS), length=50, max_words=4, join=True)
 
 
 def test_drawn_documents_follow_the_model() -> None:
@@ -86,8 +86,7 @@ def test_drawn_documents_follow_the_model() -> None:
 
 
 def test_articles_are_read_and_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataNotFoundError, match=r"corpora\.articles=null"):
-        load_articles(tmp_path)
+    refuses(r"corpora\.articles=null", load_articles, tmp_path, error=DataNotFoundError)
     (tmp_path / "xsum").mkdir()
     lines = [json.dumps({"document": text, "summary": ""}) for text in TEXTS]
     (tmp_path / "xsum" / "test.jsonl").write_text("\n".join(lines) + "\n")
@@ -119,10 +118,8 @@ def test_ranking_leaves_out_the_query_itself() -> None:
     assert float(found["overlap"][4]) == pytest.approx(len(best) / 3)
     same = per_query(left, 2 * left + 1, top=3)
     assert all(torch.allclose(values, torch.ones(9, dtype=torch.float64)) for values in same.values())
-    with pytest.raises(ValueError, match="top must be between 1 and 8"):
-        per_query(left, right, top=9)
-    with pytest.raises(ValueError, match="two square matrices"):
-        per_query(left, right[:3], top=1)
+    refuses("top must be between 1 and 8", per_query, left, right, top=9)
+    refuses("two square matrices", per_query, left, right[:3], top=1)
 
 
 # --- lissa-lemma1: the exact recursion against enumeration of all batches, thresholds, and the target, smoke
@@ -229,15 +226,12 @@ def test_sufficient_threshold_is_where_the_printed_matrix_reaches_one() -> None:
 
 
 def test_exact_threshold_refuses_a_diverging_mean() -> None:
-    with pytest.raises(ValueError, match="the mean must converge"):
-        moments.exact_threshold(EIGENVALUES, 0.0, step_size=2.5)
+    refuses("the mean must converge", moments.exact_threshold, EIGENVALUES, 0.0, step_size=2.5)
 
 
 def test_unknown_and_too_short_spectra_are_refused() -> None:
-    with pytest.raises(ValueError, match="choose flat"):
-        spectrum("sawtooth", 8)
-    with pytest.raises(ValueError, match="at least 21"):
-        spectrum("spike", 8)
+    refuses("choose flat", spectrum, "sawtooth", 8)
+    refuses("at least 21", spectrum, "spike", 8)
 
 
 def test_task_has_the_curvature_of_its_features() -> None:

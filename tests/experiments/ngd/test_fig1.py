@@ -20,6 +20,7 @@ from experiments.ngd.fig1.tuned_and_matched import (
     draw_tuned_and_matched,
 )
 from experiments.ngd.matched_loss import matched_differences
+from tests.refusals import refuses
 
 PLACE = {"task": "m", "width": 8}
 
@@ -49,8 +50,7 @@ def test_rates_that_diverge_are_no_choice(run_smoke) -> None:
 
 def test_widths_that_are_compared_must_exist(run_smoke) -> None:
     said = r"ffnn_1_layer_digits_200 has \[7\], not among its widths: choose of \[8, 16\]"
-    with pytest.raises(ValueError, match=said):
-        run_smoke("ngd/fig1", "tuned_and_matched.widths=[7]", "widths=[8,16]")
+    refuses(said, run_smoke, "ngd/fig1", "tuned_and_matched.widths=[7]", "widths=[8,16]")
 
 
 def grid(losses: dict[str, dict[float, list[float]]]) -> pd.DataFrame:

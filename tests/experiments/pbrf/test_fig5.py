@@ -28,6 +28,7 @@ from curvlab.training import TrainingDivergedError
 from experiments.pbrf import fig6
 from experiments.pbrf.fig5 import FACTORS, TARGET, levels
 from experiments.pbrf.fig6 import AREA, CONFIDENT, INFLUENCE, INSPECTED, LOSS, METHODS, PBRF, PBRF_TOTAL, RANDOM
+from tests.refusals import refuses
 from tests.warm import Command, Warm
 
 # --- pbrf-fig5 end to end at smoke scale: levels, divergence, and a sweep that is killed
@@ -114,8 +115,7 @@ def test_a_mistyped_level_is_refused() -> None:
         ({"factor": "removed", "level": 10}, "fraction of the training set below 1"),
         ({"factor": "damping", "level": -1}, "positive number"),
     ):
-        with pytest.raises(ConfigurationError, match=message):
-            levels(type(settings)({**settings, **changed}))
+        refuses(message, levels, type(settings)({**settings, **changed}), error=ConfigurationError)
     (level,) = levels(type(settings)({**settings, "factor": "depth", "level": 3}))
     assert level.settings.model.hidden_sizes == [4, 4, 4]
 

@@ -22,6 +22,7 @@ from experiments.papers import FOLDER
 from experiments.pbrf.gaps import arrived_row, draw
 from experiments.pbrf.networks import load_network
 from experiments.pbrf.responses import OWN_LENGTH, Decomposition, constant_loss, lissa_name
+from tests.refusals import refuses
 
 from .dense_mlp import dense_hessian, losses, weights
 
@@ -168,8 +169,7 @@ def test_no_constant_does_better(loss: nn.Module, targets: Tensor, outputs: int)
 
 
 def test_an_unknown_loss_is_refused() -> None:
-    with pytest.raises(TypeError, match="not known for L1Loss"):
-        constant_loss(nn.L1Loss(), PIXELS)
+    refuses("not known for L1Loss", constant_loss, nn.L1Loss(), PIXELS, error=TypeError)
 
 
 # --- Claims and figure of tab4 and tab5 on made-up tables, and what they quote of the paper's tables

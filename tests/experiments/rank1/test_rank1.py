@@ -41,6 +41,7 @@ from experiments.rank1.objectives import (
     trapping_curve,
 )
 from experiments.shared.task import Task
+from tests.refusals import refuses
 
 MADE: dict[str, Callable[[torch.Generator], Objective]] = {
     "curve": lambda _: square_root_curve(0.4),
@@ -101,8 +102,7 @@ def test_spectra_have_norm_one() -> None:
         for size in (1, 2, 7):
             assert float(spectrum(name, size).abs().max()) == pytest.approx(1.0)
     assert float(spectrum("signed", 6).max()) < 0.1
-    with pytest.raises(ValueError, match="unknown spectrum 'flat': choose isotropic, power"):
-        spectrum("flat", 3)
+    refuses("unknown spectrum 'flat': choose isotropic, power", spectrum, "flat", 3)
 
 
 @pytest.mark.parametrize("kind", ["least squares", "softmax"])

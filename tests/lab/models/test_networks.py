@@ -153,8 +153,7 @@ def test_last_stage_on_what_the_others_make_of_images_is_the_whole_network(tmp_p
         torch.testing.assert_close(last(splits.test.tensors[0]), whole(images), rtol=1e-4, atol=1e-4)
     assert splits.input_shape == (32, 16, 16)
     assert splits.checksum != plain.checksum
-    with pytest.raises(ValueError, match="takes 32 channels, got 3: make the data by through_resnet20"):
-        resnet20_last_stage((3, 32, 32), 100)
+    refuses("takes 32 channels, got 3: make the data by through_resnet20", resnet20_last_stage, (3, 32, 32), 100)
 
 
 def test_group_norm_outputs_do_not_depend_on_the_batch_in_training_either() -> None:

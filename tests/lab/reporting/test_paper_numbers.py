@@ -171,8 +171,7 @@ def test_unknown_number_lists_what_there_is() -> None:
 
 
 def test_refuses_missing_wrong_and_repeated(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"pbrf\.csv"):
-        load_paper_numbers("pbrf", folder=tmp_path)
+    refuses(r"pbrf\.csv", load_paper_numbers, "pbrf", error=FileNotFoundError, folder=tmp_path)
     (tmp_path / "a.csv").write_text("table,value\nTable 1,2\n")
     refuses(r"a.csv needs the columns .*quote, got table,value", load_paper_numbers, "a", folder=tmp_path)
     row = "Table 1,all,damping,5,,,5\n"

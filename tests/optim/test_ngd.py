@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -41,34 +40,6 @@ def scale_start(oracle: Recursion, gradient: np.ndarray) -> None:
             axis.rho = np.square(gradient).mean()
             axis.D = np.full(axis.rank, axis.rho)
         assert k < gradient.ndim
-
-
-def test_one_update_of_few_rows_from_a_given_state(generator: torch.Generator) -> None:
-    shape = (40,)
-    (source,) = zeros([shape])
-    optimizer = NGD([source], lr=1.0)
-    for _ in range(24):
-        outputs([source], optimizer, [colored(shape, generator)])
-    (parameter,) = zeros([shape])
-    loaded = NGD([parameter], lr=1.0)
-    loaded.load_state_dict(optimizer.state_dict())
-    axis = Axis(40, 20, **SETTINGS)
-    state = {name: value.numpy().copy() for name, value in loaded.state[parameter].items() if name != "step"}
-    axis.W, axis.D, axis.rho = state["factor_0"], state["eigenvalues_0"], float(state["rho_0"])
-
-    gradient = colored(shape, generator)
-    (found,) = outputs([parameter], loaded, [gradient])
-    X = gradient.numpy()[None]
-    expected = axis.output(X)[0]
-    expected *= np.linalg.norm(X) / np.linalg.norm(expected)
-    axis.update(X)
-    np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-8 * np.linalg.norm(expected))
-    state = loaded.state[parameter]
-    assert state["step"] == 25
-    np.testing.assert_allclose(float(state["rho_0"]), axis.rho, rtol=1e-8)
-    np.testing.assert_allclose(np.sort(state["eigenvalues_0"].numpy()), np.sort(axis.D), rtol=1e-8)
-    W = state["factor_0"].numpy()  # rows are unique up to sign and order
-    np.testing.assert_allclose(W.T @ W, axis.W.T @ axis.W, atol=1e-8)
 
 
 def test_few_rows_do_not_depend_on_rounding_or_on_the_gradients_unit(generator: torch.Generator) -> None:
@@ -142,52 +113,25 @@ def test_large_alpha_is_sgd(generator: torch.Generator) -> None:
             torch.testing.assert_close(found, gradient, rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_state_saves_and_loads(dtype: torch.dtype, generator: torch.Generator, tmp_path: Path) -> None:
-    shapes = [(6, 4, 3), (6, 4, 3), (5,), ()]
-    stream = [[colored(shape, generator) for shape in shapes] for _ in range(30)]
-    parameters = zeros(shapes, dtype)
-    optimizer = NGD([{"params": parameters[:2], "alpha": 0.1}, {"params": parameters[2:]}], lr=0.5)
-    for gradients in stream[:15]:
-        outputs(parameters, optimizer, gradients)
-    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
-    copies = [nn.Parameter(parameter.detach().clone()) for parameter in parameters]
-    resumed = NGD([{"params": copies[:2], "alpha": 0.1}, {"params": copies[2:]}], lr=0.5)
-    resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-    for gradients in stream[15:]:
-        outputs(parameters, optimizer, gradients)
-        outputs(copies, resumed, gradients)
-    for expected, found in zip(parameters, copies, strict=True):
-        assert torch.equal(expected, found)
-
-
-def test_groups_have_settings_of_their_own(generator: torch.Generator) -> None:
-    first, second = zeros([(6, 5), (6, 5)])
-    together = NGD([{"params": [first], "alpha": 0.1, "lr": 0.3}, {"params": [second]}], lr=1.0)
-    alone = [nn.Parameter(torch.zeros(6, 5, dtype=torch.float64)) for _ in range(2)]
-    separate = [NGD(alone[:1], lr=0.3, alpha=0.1), NGD(alone[1:], lr=1.0)]
-    for _ in range(15):
-        gradients = [colored((6, 5), generator) for _ in range(2)]
-        found = outputs([first, second], together, gradients)
-        for index in range(2):
-            (expected,) = outputs(alone[index : index + 1], separate[index], gradients[index : index + 1])
-            torch.testing.assert_close(found[index], expected, rtol=1e-9, atol=1e-12)
-
-
-def test_batching_changes_nothing_even_when_gradients_are_missing(generator: torch.Generator) -> None:
-    shapes = [(6, 5), (6, 5), (6, 5)]
-    together, alone = zeros(shapes), zeros(shapes)
-    batched, separate = NGD(together, lr=1.0), [NGD([parameter], lr=1.0) for parameter in alone]
+def test_together_is_alone(generator: torch.Generator) -> None:
+    """Groups with settings of their own, gradients that are missing, two precisions, an empty parameter."""
+    shapes, of_two, double = [(6, 5), (6, 5), (6, 5), (6, 5), (8, 8)], {"lr": 0.3, "alpha": 0.1}, torch.float64
+    together, alone = (zeros(shapes[:4]) + zeros(shapes[4:], torch.float32) for _ in range(2))
+    (empty,) = zeros([(0, 8)])
+    batched = NGD([{"params": together[:1], **of_two}, {"params": [*together[1:], empty]}], lr=1.0)
+    separate = [
+        NGD([parameter], **({"lr": 1.0} | (of_two if i == 0 else {}))) for i, parameter in enumerate(alone)
+    ]
     for step in range(20):
-        for index, shape in enumerate(shapes):
-            gradient = colored(shape, generator)
-            missing = index == step % 4
-            together[index].grad = None if missing else gradient
-            if not missing:
-                outputs(alone[index : index + 1], separate[index], [gradient])
+        empty.grad = torch.zeros(0, 8, dtype=double)
+        for index, (shape, parameter) in enumerate(zip(shapes, together, strict=True)):
+            parameter.grad = None if index == step % 6 else colored(shape, generator).to(parameter.dtype)
+            if parameter.grad is not None:
+                outputs(alone[index : index + 1], separate[index], [parameter.grad])
         batched.step()
     for expected, found in zip(alone, together, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+        accuracy = 1e-9 if found.dtype == double else 1e-4
+        torch.testing.assert_close(found, expected, rtol=accuracy, atol=accuracy / 1000)
 
 
 def test_ranks_that_do_not_fit_are_reduced() -> None:
@@ -256,19 +200,6 @@ def test_every_step_looks_at_its_gradients(generator: torch.Generator) -> None:
             refuses(r"gradient of shape \(5,\).*took no step", optimizer.step, error=DivergedError)
             assert all(torch.equal(*pair) for pair in zip(parameters, before, strict=True))
             assert optimizer.state[parameters[0]]["step"] == step + 1
-
-
-def test_both_precisions_and_empty_parameters_in_one_group(generator: torch.Generator) -> None:
-    single, double, empty = zeros([(8, 8)], torch.float32) + zeros([(5, 8)]) + zeros([(0, 8)])
-    gradients = [torch.randn(8, 8, generator=generator), torch.randn(5, 8, generator=generator).double()]
-    together = NGD([single, double, empty], lr=1.0)
-    single.grad, double.grad, empty.grad = *gradients, torch.zeros(0, 8, dtype=torch.float64)
-    together.step()
-    for parameter, gradient in zip((single, double), gradients, strict=True):
-        (alone,) = zeros([tuple(parameter.shape)], parameter.dtype)
-        alone.grad = gradient
-        NGD([alone], lr=1.0).step()
-        torch.testing.assert_close(parameter, alone)
 
 
 # Every axis has at least `rank` rows. (1, 8, 6) has an axis of size 1; two of each shape are batched; with rank 6

@@ -247,24 +247,6 @@ def test_operator_is_the_hessian_of_the_model(counts: Tensor) -> None:
     assert float((operator @ ones).abs().max()) < 1e-15
 
 
-def test_operator_is_the_gauss_newton_matrix_over_words(counts: Tensor) -> None:
-    class Logits(nn.Module):
-        def __init__(self, size: int) -> None:
-            super().__init__()
-            self.x = nn.Parameter(torch.zeros(size, dtype=torch.float64))
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            return self.x + 0 * inputs[:, :1]
-
-    words = torch.repeat_interleave(torch.arange(counts.shape[1]), counts.sum(0).long())
-    model = Logits(counts.shape[1])
-    model.x.data = word_probabilities(counts).log()
-    data = (torch.zeros(len(words), 1, dtype=torch.float64), words)
-    dense = GaussNewtonOperator(model, nn.CrossEntropyLoss(), data).to_dense()
-    expected = BagOfWordsOperator(word_probabilities(counts)).to_dense()
-    torch.testing.assert_close(dense, expected, rtol=1e-10, atol=1e-14)
-
-
 def test_similarity_is_that_of_gradients_and_the_dense_inverse(counts: Tensor) -> None:
     probabilities, damping = word_probabilities(counts), 1e-3
     logits = probabilities.log().requires_grad_()

@@ -181,19 +181,6 @@ def test_a_run_sets_the_damping(least_squares, generator) -> None:
     assert torch.equal(influence_scores(*arguments, run=own_loop), by_hand.scores)
 
 
-@pytest.mark.parametrize("num_points", [3, 12], ids=["solved for points", "solved for test"])
-def test_the_filter_of_a_run_is_its_closed_form(least_squares, num_points) -> None:
-    run = RunLength.constant(0.05, 40, momentum=0.5, weight_decay=0.2)
-    found = of(least_squares, points=range(num_points), run=run, filtered=True, rtol=1e-10)
-    curvature = least_squares.gram + 0.2 * torch.eye(15, dtype=torch.float64)
-    filtered = torch.linalg.solve(
-        curvature, torch.eye(15, dtype=torch.float64) - torch.linalg.matrix_exp(-run.time * curvature)
-    )
-    expected = -least_squares.test_gradients @ filtered @ least_squares.train_gradients[:num_points].T
-    torch.testing.assert_close(found.scores, expected, rtol=1e-8, atol=1e-10)
-    assert float(found.solution.residual.max()) <= 1e-10
-
-
 def test_damping_run_and_filter_exclude_each_other(least_squares) -> None:
     arguments = (least_squares.model, least_squares.loss, least_squares.train, least_squares.test)
     run = RunLength.constant(0.1, 10)
@@ -259,17 +246,6 @@ def test_scores_are_the_derivative_of_refitted_weighted_ridge_regression(data, s
         change[point] = 12 * step  # a weight of `step` on l(z) itself, beside the mean over 12
         slope = (test_losses(WEIGHTS + change) - test_losses(WEIGHTS - change)) / (2 * step)
         torch.testing.assert_close(found.scores[:, point], slope, rtol=1e-6, atol=1e-8)
-
-
-def test_weights_of_one_change_nothing_and_others_do(data) -> None:
-    train, test = data
-    model = nn.Linear(4, 1, bias=False).double()
-    settings = {"damping": DAMPING, "solver": Direct()}
-    plain = influence_scores(model, nn.MSELoss(), train, test, **settings)
-    ones = influence_scores(model, nn.MSELoss(), train, test, weights=torch.ones(12), **settings)
-    torch.testing.assert_close(ones, plain)
-    twice = influence_scores(model, nn.MSELoss(), train, test, weights=WEIGHTS, **settings)
-    assert float((twice - plain).abs().max()) > 1e-3
 
 
 # ----------------------------------------------------------------------- two sets of scores

@@ -49,30 +49,6 @@ def test_least_squares_in_chunks(least_squares, columns: int) -> None:
     torch.testing.assert_close(found.own, own[some], rtol=1e-9, atol=0)
 
 
-def test_leaving_out_raises_losses_by_as_much(least_squares) -> None:
-    # Ridge around the fitted weights: the minimiser without example k, with a tiny weight for -1/N.
-    model, (x, y) = least_squares.model, least_squares.train
-    size, outputs, start = len(x), y.shape[1], least_squares.model.weight.detach()
-    own, total = closed_form(least_squares)
-    epsilon = 1e-6
-
-    def losses(weight):
-        return (x @ weight.T - y).square().mean(1)
-
-    for k in (0, 5):
-        weights = torch.ones(size, dtype=torch.float64)
-        weights[k] -= epsilon
-        # 1/N sum_n D_n(Wx, W0 x) - epsilon/N l_k(W) + damping/2 ‖W - W0‖² in W - W0, by its normal equations;
-        # the curvature of the point's own loss is weighted like all others', to first order.
-        gram = 2 / (size * outputs) * x.T @ x + DAMPING * torch.eye(x.shape[1], dtype=torch.float64)
-        pull = 2 / (size * outputs) * (x[k] @ start.T - y[k])[:, None] * x[k]
-        moved = start + epsilon * torch.linalg.solve(gram, pull.T).T
-        change = (losses(moved) - losses(start)) / epsilon
-        assert float(change[k]) == pytest.approx(float(own[k]), rel=1e-4)
-        assert float(change.mean()) == pytest.approx(float(total[k]), rel=1e-4, abs=1e-9)
-    assert torch.equal(model.weight.detach(), start)
-
-
 @pytest.fixture
 def classifier(generator):
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()

@@ -148,24 +148,6 @@ def test_points_may_be_indices_of_training_examples(mlp: Classifier) -> None:
 
 
 # ---------------------------------------------------------------------------------- its minimisers
-def test_newton_is_exact_for_finite_epsilon(least_squares) -> None:
-    """With squared loss the minimiser is known for any ε: -(G + damping + ε∇²l)⁻¹ ∇l."""
-    (x, y), epsilon = least_squares.train, 0.5
-    response = proximal_bregman_response(
-        least_squares.model,
-        least_squares.loss,
-        least_squares.train,
-        candidates=(x[:2], y[:2]),
-        damping=DAMPING,
-        epsilon=epsilon,
-        optimizer=ProximalNewton(rtol=1e-10, max_steps=300),
-    )
-    for k in range(2):
-        own = 2 / 3 * torch.kron(torch.eye(3, dtype=torch.float64), torch.outer(x[k], x[k]))
-        matrix = least_squares.gram + DAMPING * torch.eye(15, dtype=torch.float64) + epsilon * own
-        assert_close(
-            response[:, k], -torch.linalg.solve(matrix, least_squares.train_gradients[k]), rtol=1e-8, atol=1e-8
-        )
 
 
 @pytest.mark.parametrize(("kind", "weights"), [("mlp", None), ("convolution", WEIGHTS)], ids=["alike", "weighted"])
@@ -189,19 +171,6 @@ def test_newton_minimises_and_matches_influence_at_small_epsilon(kind: str, weig
         assert by_definition(classifier, k, step, epsilon=0.02, weights=own)[1].abs().max() < 1e-8
     for scale in (0.99, 1.01):
         assert (large.value(found.displacement) < large.value(scale * found.displacement)).all()
-
-
-def test_whole_weights_are_repeated_examples(mlp: Classifier) -> None:
-    model, loss, train = mlp
-    weights = torch.tensor([1, 2, 0, 1, 3, 1, 1, 2, 1, 0, 4, 1])
-    repeated = tuple(part.repeat_interleave(weights, dim=0) for part in train)
-    # Means over N and over sum_n w_n: what is not in them, ε and damping, is scaled by N / sum_n w_n.
-    scale, newton = SIZE / int(weights.sum()), ProximalNewton(rtol=1e-8)
-    found = newton.minimize(objective_of(mlp, 1, epsilon=0.01, weights=weights.double())).displacement
-    of_repeated = ProximalBregmanObjective(
-        model, loss, repeated, candidates=first(train, 1), damping=scale * DAMPING, epsilon=scale * 0.01
-    )
-    assert_close(found, scale * newton.minimize(of_repeated).displacement, rtol=1e-6, atol=1e-8)
 
 
 def test_sgd_in_the_limit_of_small_steps_reaches_the_exact_response(mlp: Classifier) -> None:

@@ -303,7 +303,8 @@ def test_what_cannot_be_judged_says_why(verdicts, state: dict, words: str) -> No
 def test_fewer_than_three_seeds_decide_nothing(verdicts) -> None:
     nothing = {"undecided", "out of reach", "not asked here"}
     for key, seeds in product(("pbrf/tab4", "pbrf/tab5"), (1, 2)):
-        assert {verdict for verdict, _ in verdicts(key, seeds=seeds).values()} <= nothing
+        found = verdicts(key, seeds=seeds).items()
+        assert {verdict for name, (verdict, _) in found if not name.startswith("printed-")} <= nothing
 
 
 # ------------------------------------------------------------------ the figure

@@ -34,7 +34,7 @@ does not state its own. A point of the Penn Treebank is a sequence of 35 tokens 
 for the Pima table; 500 digits for MNIST, with a ConvNet for LeNet; 40 paragraphs of scikit-learn's documentation
 in sequences of 32 tokens for the Penn Treebank. Breast cancer is the paper's. Claims are judged by geometric means
 over seeds and their t intervals: the points of one seed share a network and its drift. There, autoencoder,
-ConvNet and Transformer have 2 or 3 points a seed, not 20.
+ConvNet and Transformer have 2 or 3 points a seed, not 20, and the last two one seed, which decides nothing.
 
 Misprints: Eq. 39 and 44 lack ½ (with 2 G Eq. 46 would not follow), Eq. 30 prints the norm of the proximity term
 without its square, Eq. 48 and 49 must start at t = 0.

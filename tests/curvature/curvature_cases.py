@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -206,6 +207,24 @@ def problem(case: ModelCase | str, loss: str) -> Problem:
 def language_problem(loss: str) -> Problem:
     generator = torch.Generator().manual_seed(5)
     return Problem(randomised(TiedLanguageModel(), generator), LANGUAGE_LOSSES[loss], tokens(generator), LABELLED)
+
+
+@cache
+def fitted() -> Problem:
+    """A small network on 150 points of three classes, fitted until a few points hold the curvature."""
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.arange(150) % 3
+    inputs = 2 * torch.eye(3).double()[targets] + 0.5 * torch.randn(150, 3, generator=generator).double()
+    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in range(250):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+    return Problem(model, nn.CrossEntropyLoss(), inputs, targets)
 
 
 def all_problems() -> dict[str, Callable[[], Problem]]:

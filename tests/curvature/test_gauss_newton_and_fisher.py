@@ -1,10 +1,9 @@
-"""Gauss-Newton, Hessian and Fisher matrices, with weights, and beside a peer."""
+"""Gauss-Newton, Hessian and Fisher matrices, with weights."""
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,55 +32,10 @@ def test_matches_dense(each_problem: Problem, operator, oracle) -> None:
         assert_close(found, dense, rtol=1e-10, atol=1e-10 * dense.abs().max().item())
 
 
-def test_the_gauss_newton_matrix_is_positive_semi_definite_and_the_hessian_is_not() -> None:
-    gauss_newton, hessian = (
-        GaussNewtonOperator(*problem("mlp_tanh", "ce")),
-        HessianOperator(*problem("mlp_tanh", "mse")),
-    )
-    values = torch.linalg.eigvalsh(gauss_newton.to_dense())
-    assert gauss_newton.is_psd
-    assert values[0] > -1e-12 * values[-1]
-    assert not hessian.is_psd
-    assert torch.linalg.eigvalsh(hessian.to_dense())[0] < -1e-3
-
-
 def test_they_are_one_for_a_linear_model() -> None:
     linear = problem("linear", "ce_all")
     hessian, gauss_newton = HessianOperator(*linear).to_dense(), GaussNewtonOperator(*linear).to_dense()
     assert_close(hessian, gauss_newton, rtol=1e-10, atol=1e-12)
-
-
-# ------------------------------------------------- Against curvlinops, in single precision
-@pytest.fixture
-def _plain_attention() -> Iterator[None]:
-    """Keep the peer off attention's fast path, which has no forward-mode derivative."""
-    enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    yield
-    torch.backends.mha.set_fastpath_enabled(enabled)
-
-
-@pytest.mark.usefixtures("_plain_attention")
-@pytest.mark.parametrize("loss", ["ce", "ce_sum", "mse", "mse_sum", "bce"])
-@pytest.mark.parametrize("model", ["mlp_gelu", "conv_batch_norm", "attention"])
-def test_agrees_with_curvlinops_in_single_precision(
-    model: str, loss: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    curvlinops = pytest.importorskip("curvlinops")
-    case = problem(model, loss)
-    network = case.model.float()
-    targets = case.targets.float() if case.targets.is_floating_point() else case.targets
-    arguments = (network, case.loss, list(network.parameters()), [(case.inputs.float(), targets)])
-    peers = [
-        (GaussNewtonOperator(*case), curvlinops.GGNLinearOperator),
-        (HessianOperator(*case), curvlinops.HessianLinearOperator),
-    ]
-    if loss.startswith("ce"):  # for means over several outputs its empirical Fisher has a scale of its own
-        peers.append((FisherOperator(*case, kind="empirical"), curvlinops.EFLinearOperator))
-    for op, peer in peers:
-        vectors = op.randn(2, torch.Generator().manual_seed(0))
-        expected = peer(*arguments, check_deterministic=False) @ vectors
-        assert_close(op @ vectors, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
 
 
 # --- Weights of examples and draws by probabilities, against sums of single examples' dense matrices
@@ -293,18 +247,6 @@ def test_monte_carlo_ignores_the_data_labels() -> None:
     assert not torch.allclose(
         FisherOperator(*case, kind="empirical").to_dense(), FisherOperator(*other, kind="empirical").to_dense()
     )
-
-
-@pytest.mark.parametrize("loss", ["ce", "mse", "bce"])
-def test_monte_carlo_labels_stay_with_their_examples_in_batches(loss: str) -> None:
-    case = problem("mlp_tanh", loss)
-    batches = [(case.inputs[:2], case.targets[:2]), (case.inputs[2:], case.targets[2:])]
-    op = FisherOperator(
-        case.model, case.loss, batches, kind="monte_carlo", generator=torch.Generator().manual_seed(0)
-    )
-    dense = op.to_dense()
-    assert torch.linalg.matrix_rank(dense, rtol=1e-10) == 5
-    assert torch.equal(op.to_dense(), dense)
 
 
 def test_monte_carlo_labels_stay_with_their_examples_in_a_loader() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
-from curvature_cases import Problem, language_problem, problem
+from curvature_cases import Problem, fitted, language_problem, problem
 from curvature_oracles import dense_gauss_newton
 from torch import Tensor, nn
 
@@ -19,8 +17,6 @@ from curvlab.curvature import (
     importance_probabilities,
     output_curvatures,
 )
-from curvlab.linalg import identity
-from curvlab.solvers import DivergenceError, Lissa, measure_constant, measure_recipe
 from tests.refusals import refuses
 
 
@@ -71,7 +67,9 @@ def test_examples_of_several_shapes(generator: torch.Generator) -> None:
 def test_condition_holds_with_the_certified_constant() -> None:
     """E H̃² - G² ⪯ C tr(G) G in dense fp64, with C = 1 for q ∝ tr(G_i), and with less it fails somewhere."""
     one = fitted()
-    blocks = torch.stack([dense_gauss_newton(p.model, p.loss, p.inputs, p.targets) for p in parts(one)])
+    blocks = torch.stack(
+        [dense_gauss_newton(p.model, p.loss, p.inputs, p.targets) for p in map(one.part, range(150))]
+    )
     matrix = blocks.mean(0)
     traces = exact_traces(GaussNewtonOperator(*one))
     torch.testing.assert_close(traces, blocks.diagonal(dim1=1, dim2=2).sum(1), rtol=1e-9, atol=1e-12)
@@ -97,78 +95,6 @@ def test_condition_holds_with_the_certified_constant() -> None:
     assert certified_constant(traces, candidates["uniform"]) == pytest.approx(float(traces.max() / traces.mean()))
     assert measured["uniform"] > 3 * measured["traces"]
     assert measured["uniform"] > 2 * measured["cheap"]
-
-
-def test_measured_constant_falls_and_is_below_its_bound(generator: torch.Generator) -> None:
-    """`measure_constant` and `measure_recipe` run on the operator as they are."""
-    op = GaussNewtonOperator(*fitted())
-    importance = ImportanceOperator.by_traces(op)
-    traces = exact_traces(op)
-    top = torch.linalg.eigh(op.to_dense()).eigenvectors[:, -1:]
-    found = [
-        float(
-            measure_constant(
-                o, top, trace=float(traces.mean()), num_batches=200, batch_size=16, generator=generator
-            )
-        )
-        for o in (op, importance)
-    ]
-    assert found[1] < found[0] / 3
-    assert found[1] <= certified_constant(traces, importance.probabilities) <= 1.01 + 1e-9
-    recipes = [measure_recipe(o, 0.05, generator=torch.Generator().manual_seed(1)) for o in (op, importance)]
-    assert recipes[1].settings.batch_size < recipes[0].settings.batch_size / 2
-
-
-@pytest.mark.parametrize(("score", "stops"), [("traces", (200, 1500)), ("cheap", (200,))])
-def test_lissa_converges_where_uniform_batches_diverge(score: str, stops: tuple[int, ...]) -> None:
-    """|B| = 2 tr / λmax: uniform sampling diverges, importance sampling has the rate of the exact recursion."""
-    op = GaussNewtonOperator(*fitted())
-    dense = op.to_dense()
-    damping = 1e-3 * float(torch.linalg.eigvalsh(dense)[-1])
-    largest, trace = float(torch.linalg.eigvalsh(dense)[-1]), float(torch.trace(dense))
-    step_size, batch_size = 1 / (largest + damping), -int(-2 * trace // largest)
-    damped = dense + damping * torch.eye(len(dense), dtype=torch.float64)
-    b = op.randn(1, torch.Generator().manual_seed(3))[:, 0]
-    solution = torch.linalg.solve(damped, b)
-    with pytest.raises(DivergenceError):
-        Lissa(step_size, batch_size, 1500).solve(
-            op + damping * identity, b, generator=torch.Generator().manual_seed(0)
-        )
-    weighted = (
-        ImportanceOperator.by_traces(op) if score == "traces" else ImportanceOperator.by_output_curvatures(op)
-    )
-    error = lambda u: float((u - solution).norm() / solution.norm())  # noqa: E731
-    found: dict[int, Tensor] = {}
-    keep = lambda state: found.update({state.num_steps: state.x[:, 0]})  # noqa: E731
-    Lissa(step_size, batch_size, stops[-1], check_residual=False, callback=keep).solve(
-        weighted + damping * identity, b, generator=torch.Generator().manual_seed(0)
-    )
-    for num_steps in stops:
-        decay = torch.linalg.matrix_power(torch.eye(len(dense)).double() - step_size * damped, num_steps)
-        assert error(found[num_steps]) == pytest.approx(error(solution - decay @ solution), rel=0.15)
-
-
-@cache
-def fitted() -> Problem:
-    """A small softmax regression on 150 points of three classes, fitted until a few points hold the curvature."""
-    generator = torch.Generator().manual_seed(0)
-    targets = torch.arange(150) % 3
-    centres = torch.tensor([[2.0, 0, 0], [0, 2.0, 0], [0, 0, 2.0]], dtype=torch.float64)
-    inputs = centres[targets] + 0.5 * torch.randn(150, 3, dtype=torch.float64, generator=generator)
-    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3)).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(0.5 * torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    for _ in range(250):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
-    return Problem(model, nn.CrossEntropyLoss(), inputs, targets)
-
-
-def parts(one: Problem) -> list[Problem]:
-    return [one.part(n) for n in range(len(one.targets))]
 
 
 def test_probabilities_and_their_bound() -> None:
@@ -203,6 +129,8 @@ def test_by_traces_takes_any_model(name: str) -> None:
     op = GaussNewtonOperator(*named(name))
     q = ImportanceOperator.by_traces(op).probabilities
     assert float(q.sum()) == pytest.approx(1)
+    mixed = importance_probabilities(output_curvatures(op), uniform=0.1)
+    torch.testing.assert_close(ImportanceOperator.by_output_curvatures(op).probabilities, mixed)
     if name == "mlp_tanh-ce":
         assert certified_constant(exact_traces(op), q) <= 1.01 + 1e-12
     else:

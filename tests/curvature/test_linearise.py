@@ -28,30 +28,6 @@ SHAPES = [(2, 3), (), (0, 4), (5,)]
 LIKE = [torch.zeros(shape) for shape in SHAPES]
 
 
-def pieces(num_columns: int, generator: torch.Generator) -> list[Tensor]:
-    return [torch.randn(num_columns, *shape, generator=generator) for shape in SHAPES]
-
-
-def flat(columns: list[Tensor]) -> Tensor:
-    return torch.cat([piece.reshape(len(piece), piece[0].numel()) for piece in columns], dim=1)
-
-
-def test_the_first_batch_fills_and_others_add(generator: torch.Generator) -> None:
-    rows = torch.full((3, 12), torch.nan)
-    first, second = pieces(3, generator), pieces(3, generator)
-    ColumnSums(rows, first=True, scale=0.5).add(first)
-    ColumnSums(rows, first=False, scale=0.5).add(second)
-    assert_close(rows, 0.5 * (flat(first) + flat(second)))
-
-
-def test_columns_are_parts(generator: torch.Generator) -> None:
-    rows = torch.full((3, 12), torch.nan)
-    sums, columns = ColumnSums(rows, first=True, scale=1.0), pieces(3, generator)
-    sums.block(slice(0, 2)).add([piece[:2] for piece in columns])
-    sums[2].add([piece[2:] for piece in columns])
-    assert_close(rows, flat(columns))
-
-
 def test_zero_is_written_once_and_added_for_nothing() -> None:
     rows = torch.full((1, 12), torch.nan)
     ColumnSums(rows, first=True, scale=1.0).add_zero()
@@ -90,16 +66,6 @@ def jacobian(parameters: list[Tensor], index: int) -> Tensor:
     return torch.cat([block.reshape(size, -1) for block in blocks], dim=1)
 
 
-def test_outputs_and_tangents(parameters: list[Tensor], generator: torch.Generator) -> None:
-    vector = torch.randn(12, generator=generator, dtype=torch.float64)
-    forward = RecordedForward(outputs_of, parameters, vector)
-    for index, expected in enumerate(outputs_of(parameters)):
-        assert_close(forward.outputs[index], expected)
-        assert_close(forward.tangents[index].reshape(-1), jacobian(parameters, index) @ vector)
-        assert not forward.outputs[index].requires_grad
-    assert RecordedForward(outputs_of, parameters).tangents == [None, None]
-
-
 @pytest.mark.parametrize("along", [True, False])
 def test_gradients_are_added_as_often_as_asked(along: bool, parameters, generator: torch.Generator) -> None:
     vector = torch.randn(12, generator=generator, dtype=torch.float64)
@@ -114,14 +80,6 @@ def test_gradients_are_added_as_often_as_asked(along: bool, parameters, generato
     assert_close(rows, 0.25 * torch.stack([expected, 2 * expected]))  # the unused parameter's zeros included
     forward.pull_back(cotangents, ColumnSums(rows, first=False, scale=0.25)[1])
     assert_close(rows[1], 0.75 * expected)
-
-
-def test_what_no_parameter_reaches_is_zero(parameters: list[Tensor]) -> None:
-    forward = RecordedForward(lambda values: [torch.ones(2)], parameters, torch.ones(12, dtype=torch.float64))
-    assert forward.tangents == [None]
-    rows = torch.full((1, 12), torch.nan, dtype=torch.float64)
-    forward.pull_back([torch.ones(2)], ColumnSums(rows, first=True, scale=1.0))
-    assert torch.equal(rows, torch.zeros_like(rows))
 
 
 def test_tangents_are_not_recorded() -> None:

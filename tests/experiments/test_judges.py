@@ -146,6 +146,9 @@ RULES: dict[str, list[tuple[str, Change, str, str, str]]] = {
         ("recipes", where("P > 0", outcome="diverges at step 9"), "recommended", NOT, "Measured 0 ("),
         ("recipes", where("P > 0", error_worst=0.2), "importance-sampling", "direction only", "Measured 1 ("),
     ],
+    "ginger/tab3/embedded": [
+        ("table", where("seed == seed", min_train_loss=0.1), "insensitive", OUT, "not reach the paper's regime"),
+    ],
     "lissa/fig1/embedded": [
         ("table", without("lissa_cg_case"), "three-cases", OUT, "of which this preset has none"),
         ("table", where("position == seed == 0", lissa_pbrf_case="both near zero"), "three", "reproduced", ""),
@@ -174,6 +177,7 @@ RULES: dict[str, list[tuple[str, Change, str, str, str]]] = {
         ("table", where("seed == seed", valid=False), "llc-sign-sgd", OUT, "there are 0"),
     ],
     "pbrf/appg/embedded": [("curves", only("method != 'CG'"), "truncated-cg", OUT, "")],
+    "pbrf/tab4/embedded": [("curvatures", only("estimate == 'exact'"), "solver-error", OUT, "LiSSA is not")],
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from curvlab.lab.tables import read_table
 from curvlab.linalg import identity
 from curvlab.solvers import LissaHyperparameters
 from experiments.lissa.fig1 import LARGER, TARGET
-from experiments.lissa.fig1.agreement_panels import cell_table, over_runs, panel_rows
+from experiments.lissa.fig1.agreement_panels import over_runs, panel_rows
 from experiments.lissa.fig1.lissa_and_pbrf import Paired, Pairs, parting_steps, run_paired
 from tests.refusals import refuses
 
@@ -171,31 +171,7 @@ def test_a_large_epsilon_leaves_the_quadratic_range(run_smoke) -> None:
     assert (own.lissa_length <= 1).all()  # while LiSSA is no longer than a solution
 
 
-# ------------------------------------------------------------------------------------ made-up panels
-def made_up(task: str, constant: str, pearson: list[float], **more: object) -> pd.DataFrame:
-    """Rows of a task, one for each point, of one seed; a nan is an overflow of SGD."""
-    values = np.array(pearson)
-    overflow = np.isnan(values)
-    rows = {"task": task, "constant": constant, "position": np.arange(len(values)), "seed": 0, "lissa_length": 0.5}
-    rows |= {"lissa_overflow": False, "pbrf_overflow": overflow, "parted_step": 0, "length_at_parting": math.nan}
-    rows |= dict.fromkeys(("lissa_pbrf_pearson", "lissa_pbrf_slope", "same_batches_pearson"), values)
-    rows["lissa_pbrf_case"] = np.where(overflow, "overflow", np.where(values >= 0.9, "agree", "apart"))
-    rows["same_batches_case"] = np.where(overflow, "overflow", "agree")
-    return pd.DataFrame(rows | more)
-
-
-def summary(**losses: float) -> pd.DataFrame:
-    return pd.DataFrame({"task": list(losses), "train loss": list(losses.values())})
-
-
-def test_a_cell_is_as_good_as_its_worst_network_and_overflow_counts_as_minus_one() -> None:
-    pearson = {"good": [0.99, 0.98, 0.97], "bad": [0.99, math.nan, math.nan], "fit": [0.2, 0.1, 0.3]}
-    table = pd.concat([made_up(name, "C = 2", own) for name, own in pearson.items()])
-    cells = cell_table(table, summary(good=1.0, bad=0.7, fit=0.1))
-    assert cells.regime.tolist() == ["unsaturated", "saturated"]
-    assert cells["pearson, other batches"].tolist() == pytest.approx([-1.0, 0.2])
-    assert cells["PBRF overflow"].tolist() == pytest.approx([2 / 6, 0])
-    assert cells["LiSSA overflow"].tolist() == [0, 0]
+# ------------------------------------------------------------------------------------ cases of a panel
 
 
 def test_a_run_that_is_nan_everywhere_has_overflowed_and_a_solution_that_is_missing_has_not() -> None:

@@ -1,14 +1,12 @@
-"""pbrf-fig5 and pbrf-fig6 end to end at smoke scale, their parts, their claims on made-up tables."""
+"""pbrf-fig5 and pbrf-fig6 end to end at smoke scale, and their parts; their claims are in test_judges."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import time
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +25,7 @@ from curvlab.lab.targets.gather import gather
 from curvlab.training import TrainingDivergedError
 from experiments.pbrf import fig6
 from experiments.pbrf.fig5 import FACTORS, TARGET, levels
-from experiments.pbrf.fig6 import AREA, CONFIDENT, INFLUENCE, INSPECTED, LOSS, METHODS, PBRF, PBRF_TOTAL, RANDOM
+from experiments.pbrf.fig6 import INFLUENCE, INSPECTED, METHODS, PBRF, PBRF_TOTAL, RANDOM
 from tests.refusals import refuses
 from tests.warm import Command, Warm
 
@@ -106,7 +104,7 @@ def test_what_diverges_is_nan_and_named(run_smoke) -> None:
     assert verdicts["misaligned-with-depth-mlp-4-diabetes-60"] == "out of reach"  # not in this variation
 
 
-# ------------------------------------------------------------------ factors, claims
+# ------------------------------------------------------------------ factors
 def test_a_mistyped_level_is_refused() -> None:
     settings = task_settings(load_config(TARGET, ["preset=smoke"]))[TASK]
     for changed, message in (
@@ -118,116 +116,6 @@ def test_a_mistyped_level_is_refused() -> None:
         refuses(message, levels, type(settings)({**settings, **changed}), error=ConfigurationError)
     (level,) = levels(type(settings)({**settings, "factor": "depth", "level": 3}))
     assert level.settings.model.hidden_sizes == [4, 4, 4]
-
-
-@pytest.fixture
-def judge_sizes(results_of):
-    """Return a function that judges three seeds whose gaps a function of factor, level and seed gives."""
-
-    def judge(sizes, factors, levels, lissa=None):
-        rows = [
-            {"task": "m", "factor": factor, "level": level, "seed": seed, "group": 0, "gap": gap}
-            | {"per_example": size, "total": 0.0}
-            for factor, level, seed in product(factors, levels, range(3))
-            for gap, size in sizes(factor, level, seed).items()
-        ]
-        points = pd.DataFrame(rows)
-        table = points.groupby(["task", "factor", "level", "gap"], as_index=False).per_example.mean()
-        table = table.rename(columns={"per_example": "mean"}).assign(**{"train loss": 1.0, "gradient norm": 1.0})
-        networks = points[["task", "factor", "level", "seed"]].drop_duplicates()
-        networks = networks if lissa is None else networks.assign(LiSSA=lissa)
-        return results_of("pbrf/fig5", {"points": points, "table": table, "networks": networks})
-
-    return judge
-
-
-def test_claims_follow_the_slopes(judge_sizes) -> None:
-    """Gaps ∝ level^exponent, with noise between seeds that leaves the smallest undecided."""
-    exponents = {"width": -0.5, "depth": 2.0, "damping": 1.0, "removed": 0.5, "epochs": 0.01}
-
-    def sizes(factor: str, level: float, seed: int) -> dict[str, float]:
-        size = level ** (exponents[factor] + 0.1 * (seed - 1))
-        small = 0.01 * size if factor == "width" else size
-        own = dict.fromkeys(GAPS, size) | {"linearisation": small, "solver": small, "whole": size}
-        # LiSSA's error counts, not the exact solve's, of which a part is made large enough to be seen.
-        own |= {"solver": 10 * size, "solver by LiSSA": small, "moved by linearised": size}
-        return own | {"retrained": 1.0, "moved": size if factor == "removed" else 10 * size}
-
-    results = judge_sizes(sizes, exponents, (0.1, 0.3, 0.9), "LiSSA, σ = 10")
-    small = results["small-at-every-level-width"]
-    assert small.value == pytest.approx(0.02 / 3.02)
-    assert "an estimate of zero would have a share of 0.25" in small.claim.statement  # 1.01 of 4.01
-    assert "0.1: 0.0066 (LiSSA, σ = 10)" in small.explanation
-    assert "exactly, the largest is 0.77." in small.explanation  # 10.01 of 13.01
-    assert {name: result.verdict for name, result in results.items()} == {
-        "proximity-grows-with-damping": "reproduced",
-        "linearisation-falls-with-damping": "not reproduced",
-        "non-convergence-falls-with-epochs": "not asked here",
-        "warm-start-falls-with-weight-decay": "out of reach",
-        "linearisation-grows-with-removed": "direction only",
-        "misaligned-with-width": "not reproduced",
-        "misaligned-with-depth": "reproduced",
-        "small-at-every-level-width": "reproduced",
-        "small-at-every-level-depth": "direction only",
-        "small-at-every-level-damping": "direction only",
-        "small-at-every-level-removed": "direction only",
-        "small-at-every-level-epochs": "direction only",
-    }
-    assert results["misaligned-with-depth"].value == pytest.approx(2.0, rel=1e-6)
-
-
-def test_an_estimate_of_zero_supports_nothing(judge_sizes) -> None:
-    """Then the whole distance is what retraining moves; the solver error, what the linearised response does."""
-
-    def sizes(_: str, level: float, seed: int) -> dict[str, float]:
-        moved = level * (1 + seed)
-        return dict.fromkeys(GAPS, 1e-3) | {"whole": moved, "retrained": moved, "moved": 0.0}
-
-    found = judge_sizes(sizes, FACTORS, (1, 2, 4))
-    about = [result for name, result in found.items() if name.startswith("misaligned")]
-    assert {result.verdict for result in about} == {"out of reach"}
-
-
-@pytest.mark.parametrize(("moved", "verdict"), [(0.05, "out of reach"), (1.0, "reproduced")])
-def test_a_small_share_counts_where_that_of_zero_is_not(moved: float, verdict: str, judge_sizes) -> None:
-    def sizes(_: str, level: float, seed: int) -> dict[str, float]:
-        own = dict.fromkeys(GAPS, 1.0) | {
-            "linearisation": 0.01,
-            "solver by LiSSA": 0.01 * (1 + seed),
-            "whole": 1.0,
-        }
-        return own | {"moved by linearised": moved, "retrained": 1.0, "moved": moved}
-
-    result = judge_sizes(sizes, ["width"], (16, 64), "LiSSA, σ = 10")["small-at-every-level-width"]
-    assert result.verdict == verdict
-    assert ("an estimate of zero has 0.02" in result.explanation) == (verdict == "out of reach")  # 0.06 of 3.06
-
-
-@pytest.mark.parametrize(
-    ("share", "turned", "verdict"),
-    [
-        (0.05, None, "direction only"),  # too short for the size, and the sign is decided
-        (0.05, 2, "out of reach"),
-        (0.5, None, "reproduced"),
-        (0.5, 2, "undecided"),
-        (1.5, None, "reproduced"),
-    ],
-)
-def test_an_estimate_too_short_for_the_slope_is_judged_by_its_sign_alone(
-    share: float, turned: int | None, verdict: str, judge_sizes
-) -> None:
-    """It points as badly as it can at the last level, as well at the others; in one seed the other way."""
-
-    def sizes(_: str, level: float, seed: int) -> dict[str, float]:
-        whole = 3.0 * max(1 + share if (level == 256) != (seed == turned) else 1 - share, 1e-3)
-        return dict.fromkeys(GAPS, whole) | {"whole": whole, "retrained": 3.0, "moved": 3.0 * share}
-
-    result = judge_sizes(sizes, ["width"], (16, 64, 256))["misaligned-with-width"]
-    assert result.verdict == verdict
-    assert result.value is not None
-    if verdict == "out of reach":
-        steepest = (math.log(1 + share) - math.log(1 - share)) / math.log(16)
-        assert f"above {steepest:.2g}." in result.explanation
 
 
 # ------------------------------------------------------------------ a sweep
@@ -270,7 +158,7 @@ def test_a_sweep_killed_twice_ends_with_the_undisturbed_tables(
     pd.testing.assert_frame_equal(gathered.reset_index(drop=True), expected.reset_index(drop=True))
 
 
-# --- pbrf-fig6 end to end at smoke scale, its parts against retraining and counting, its claims on made-up tables
+# --- pbrf-fig6 end to end at smoke scale, its parts against retraining and counting
 TASK_OF_FIG6 = "mlp-8-digits-200"
 
 
@@ -381,38 +269,3 @@ def test_a_point_that_overflows_is_first_and_harms_no_other(monkeypatch: pytest.
     found = fig6._responses(task, points)  # type: ignore[arg-type]
     assert found["own"].isinf().tolist() == [False, False, True, False]
     torch.testing.assert_close(found["own"][[0, 1, 3]], alone["own"])
-
-
-# -------------------------------------------------------------------------------------- claims
-def made_up(found: dict[str, float], area: dict[str, float], spearman: float) -> dict[str, pd.DataFrame]:
-    rows = [
-        {"task": "m", "method": method, "seed": seed, "found at 20 %": value + shift}
-        | {"area": area.get(method, 0.5) + shift}
-        for method, value in found.items()
-        for seed, shift in enumerate((-0.01, 0.0, 0.01))
-    ]
-    columns = {"wrong labels predicted": 0.25, "spearman own": spearman, "spearman total": 0.4}
-    networks = pd.DataFrame({"task": "m", "seed": range(3)}).assign(**columns, **{"spearman PBRF and loss": 0.95})
-    return {"seeds": pd.DataFrame(rows), "networks": networks}
-
-
-def test_claims_are_judged_over_seeds(results_of) -> None:
-    found = {PBRF: 0.9, INFLUENCE: 0.6, PBRF_TOTAL: 0.3, LOSS: 0.85, AREA: 0.9, CONFIDENT: 0.8, RANDOM: 0.2}
-    area = {INFLUENCE: 0.8, LOSS: 0.7, AREA: 0.9, CONFIDENT: 0.85}
-    verdicts = results_of("pbrf/fig6", made_up(found, area, 0.6))
-    assert {name: result.verdict for name, result in verdicts.items()} == {
-        "pbrf-finds-most": "reproduced",
-        "influence-finds-most": "direction only",
-        "influence-finds-as-many": "not reproduced",  # 0.3 fewer
-        "influence-aligns": "direction only",
-        "influence-aligns-total": "not reproduced",
-        "pbrf-beats-random": "reproduced",
-        "influence-beats-random": "reproduced",
-        "total-loss-finds-most": "not reproduced",
-        "influence-above-loss": "reproduced",
-        "influence-above-all": "not reproduced",
-    }
-    assert "PBRF and plain loss correlate by 0.95" in verdicts["influence-aligns-total"].explanation
-    assert verdicts["influence-above-all"].value == pytest.approx(-0.1)
-    assert "area under the margin, 0.900" in verdicts["influence-above-all"].explanation
-    assert "25% of the wrong labels; plain loss finds 0.85" in verdicts["influence-finds-most"].explanation

@@ -1,13 +1,11 @@
-"""Claims and figure of tab4 and tab5; their units of work against retraining and matrices written out."""
+"""Units of work of tab4 and tab5 against retraining and matrices written out; their figure, what they quote."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -19,7 +17,7 @@ from curvlab.influence.retraining import GAPS
 from curvlab.lab import all_targets, load_config, load_paper_numbers, start, task_settings
 from experiments import pbrf
 from experiments.papers import FOLDER
-from experiments.pbrf.gaps import arrived_row, draw
+from experiments.pbrf.gaps import draw
 from experiments.pbrf.networks import load_network
 from experiments.pbrf.responses import OWN_LENGTH, Decomposition, constant_loss, lissa_name
 from tests.refusals import refuses
@@ -170,141 +168,6 @@ def test_no_constant_does_better(loss: nn.Module, targets: Tensor, outputs: int)
 
 def test_an_unknown_loss_is_refused() -> None:
     refuses("not known for L1Loss", constant_loss, nn.L1Loss(), PIXELS, error=TypeError)
-
-
-# --- Claims and figure of tab4 and tab5 on made-up tables, and what they quote of the paper's tables
-SIZES = {
-    "warm_start": 1.0, "proximity": 0.1, "non_convergence": 0.2, "linearisation": 1e-4, "solver": 1e-3,
-    "moved": 0.05, "moved by PBRF": 0.05, "moved by linearised": 0.05,
-}  # fmt: skip
-STATE = {
-    "epochs": 100, "P": 50, "gradient norm": 0.1, "train loss": 0.2, "constant loss": 1.0, "residual": 1e-6,
-    "learned": True, "smallest eigenvalue": -0.2, "eigenvalues below -λ": 7.0, "min |μ + λ|": 1e-5,
-}  # fmt: skip
-BOTH = {"hessian": 0.01, "gauss_newton": 0.001}
-LISSA = "LiSSA, σ = 25"
-
-
-def tables(
-    seeds: int = 3, state: dict | None = None, both: dict | None = None, lissa: float = 1.0, **sizes: float
-) -> dict[str, pd.DataFrame]:
-    """Return the tables of one task, with 1 % of noise from point to point and from seed to seed."""
-    noise = np.random.default_rng(0)
-    own = {"moved_by_nothing": 0.0} | SIZES | {name.replace("__", " "): size for name, size in sizes.items()}
-    points = [
-        {"task": "mlp", "seed": seed, "point": point, "gap": gap, "per_example": size * noise.uniform(0.99, 1.01)}
-        for seed, point, (gap, size) in product(range(seeds), range(4), own.items())
-    ]
-    row = {"task": "mlp", "seeds": seeds, "paper's row": ""} | STATE
-    row |= {name: own[name] for name in SIZES if name.startswith("moved")} | (state or {})
-    errors = BOTH | (both or {})
-    kinds = [
-        ("exact", False, 1.0),
-        ("exact", True, 0.0),
-        (LISSA, False, lissa),
-        ("LiSSA, σ = 50", False, 9 * lissa),
-    ]
-    curvatures = [
-        {"task": "mlp", "seed": seed, "point": point, "curvature": curvature, "definite": definite}
-        | {"damping": 0.4 if definite else 0.001, "estimate": name, "moved": 1.0}
-        | {"solver": (0.002 if definite else factor * errors[curvature]) * noise.uniform(0.99, 1.01)}
-        for seed, point, curvature, (name, definite, factor) in product(range(seeds), range(4), BOTH, kinds)
-    ]
-    made = {"table": [row], "points": points, "curvatures": curvatures}
-    return {name: pd.DataFrame(rows) for name, rows in made.items()}
-
-
-@pytest.fixture
-def verdicts(results_of):
-    def judge(key: str, **settings) -> dict[str, tuple[str, str]]:
-        found = results_of(key, tables(**settings), {"seed": 0}, "mlp")
-        return {name: (result.verdict, result.explanation) for name, result in found.items()}
-
-    return judge
-
-
-def test_influence_that_does_nothing_passes_the_share_and_fails_beside_it(verdicts) -> None:
-    found = verdicts("pbrf/tab5")
-    assert {name: verdict for name, (verdict, _) in found.items() if verdict != "out of reach"} == dict.fromkeys(
-        ("answers-another-question", "influence-is-the-pbrf", "solver-reaches-it", "linearisation-small"),
-        "reproduced",
-    )
-    nothing = verdicts("pbrf/tab5", solver=0.05, moved=1e-9)
-    assert "An influence of zero would have a share of 0.037" in nothing["answers-another-question"][1]
-    assert nothing["influence-is-the-pbrf"][0] == nothing["solver-reaches-it"][0] == "not reproduced"
-    drift = verdicts("pbrf/tab5", linearisation=0.04)  # small beside the drift, not beside the PBRF's move
-    assert drift["answers-another-question"][0] == "reproduced"
-    assert drift["linearisation-small"][0] == "not reproduced"
-
-
-def test_small_gaps_of_a_smaller_estimate_are_not_small(verdicts) -> None:
-    small = dict.fromkeys(GAPS, 5e-4)
-    for moved, verdict in ((0.05, "reproduced"), (6e-4, "not reproduced")):
-        found = verdicts("pbrf/tab5", state={"epochs": 0, "moved": moved}, **small, moved=moved)
-        assert (found["no-gaps"][0], found["small-against-estimate"][0]) == ("reproduced", verdict)
-
-
-def test_cells_are_compared_with_our_interval_and_the_papers_rounding(verdicts) -> None:
-    state = {"paper's row": "MLP Concrete", "epochs": 1000}
-    cells = {"warm_start": (0.02, 0.04, 0.0404), "proximity": (0.01, 0.02, 0.03), "solver": (0.0, 2e-4, 0.0)}
-    cells["non_convergence"] = (-0.003, 0.05, 0.016)  # would hold a zero, too
-    for gap in GAPS:
-        low, high, printed = cells.get(gap, (0.5, 0.6, 0.55))
-        state |= {f"{gap} per_example mean": (low + high) / 2, f"{gap} paper mean": printed}
-        state |= {f"{gap} per_example low": low, f"{gap} per_example high": high}
-    found = verdicts("pbrf/tab5", state=state)
-    for gap in GAPS:
-        open_cells = dict.fromkeys(("solver", "non_convergence"), "out of reach")
-        wanted = ({"proximity": "not reproduced"} | open_cells).get(gap, "reproduced")
-        assert found[f"cell-agrees-{gap.replace('_', '-')}"][0] == wanted
-    assert found["cell-agrees-proximity"][1].endswith("0.01 to 0.02; the paper's: 0.030.")
-    few = verdicts("pbrf/tab5", state=state | {"epochs": 100})
-    assert few["cell-agrees-all"][0] == "out of reach"
-
-
-def test_tab4_is_judged_by_lissa_at_its_best_scaling(verdicts) -> None:
-    for error, expected in ((0.002, "reproduced"), (0.01, "direction only"), (0.023, "not reproduced")):
-        found = verdicts("pbrf/tab4", both={"hessian": error}, lissa=0.1, state={"residual": 1e-3})
-        assert found["solver-error-grows"][0] == "reproduced"
-        assert found["grows-only-slightly"][0] == expected
-        assert found["exact-grows"][0] == "out of reach"  # not solved to rounding, which LiSSA need not be
-    assert f"With {LISSA} for the Hessian" in found["grows-only-slightly"][1]
-    words = verdicts("pbrf/tab4", both={"hessian": 0.023})["exact-grows"][1]
-    for part in ("7 of 50 are below -λ", "min |μ + λ| is 1e-05", "dampings of 0.4", "a ratio of 1", "2: 23"):
-        assert part in words
-    for error, expected in ((0.04, "reproduced"), (0.07, "direction only"), (0.15, "not reproduced")):
-        assert verdicts("pbrf/tab4", both={"hessian": error})["still-lower"][0] == expected
-    assert verdicts("pbrf/tab4", lissa=np.nan)["still-lower"] == (
-        "out of reach", "LiSSA is not finite at the paper's depth."
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("state", "words"),
-    [
-        ({"residual": 0.3}, "not solved: a residual of 0.3"),
-        ({"residual": np.nan}, "not solved"),
-        ({"learned": False}, "has learned nothing"),
-        ({"moved by linearised": 0.02}, "it has moved the outputs by 0.4 of what the influence estimate does"),
-    ],
-)
-def test_what_cannot_be_judged_says_why(verdicts, state: dict, words: str) -> None:
-    frame = tables(state=state)["table"].drop(columns=[name for name in STATE if "eigen" in name or "μ" in name])
-    assert words in arrived_row(frame.iloc[0])
-    row = tables()["table"].iloc[0]
-    assert arrived_row(row) == ""
-    far = row.copy()
-    far["residual"] = 0.3
-    assert "residual of 0.3" in arrived_row(far)
-    far["estimate"] = "LiSSA"  # finite at the paper's depth is enough
-    assert arrived_row(far) == ""
-
-
-def test_fewer_than_three_seeds_decide_nothing(verdicts) -> None:
-    nothing = {"undecided", "out of reach", "not asked here"}
-    for key, seeds in product(("pbrf/tab4", "pbrf/tab5"), (1, 2)):
-        found = verdicts(key, seeds=seeds).items()
-        assert {verdict for name, (verdict, _) in found if not name.startswith("printed-")} <= nothing
 
 
 # ------------------------------------------------------------------ the figure

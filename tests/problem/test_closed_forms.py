@@ -13,10 +13,9 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
-from curvlab.influence import influence_scores, self_influence
+from curvlab.influence import influence_scores
 from curvlab.problem import output_loss
 from curvlab.sampling import estimate_llc
-from curvlab.solvers import Direct
 from curvlab.training import MeanLoss, evaluate, train
 from tests.refusals import refuses
 
@@ -109,26 +108,6 @@ def test_drawn_labels_keep_the_given_ones_weights(name: str) -> None:
     assert float((op @ vectors - expected @ vectors).norm() / (expected @ vectors).norm()) < 0.05  # 12,000 draws
     exact = FisherOperator(model, loss, (x, targets)).to_dense()
     assert_close(exact, expected)
-
-
-def test_leaving_out_an_example_is_predicted_with_its_weight() -> None:
-    """d mean loss / d weight of example z, by hand: of a mean whose divisor stays, as influence is defined."""
-    model, x = network(3), inputs()
-    loss = nn.CrossEntropyLoss(weight=WEIGHTS)
-    terms = WEIGHTS[CLASSES] / WEIGHTS[CLASSES].mean()
-    gradients = []
-    for n, label in enumerate(CLASSES):
-        value = terms[n] * F.cross_entropy(model(x[n : n + 1]), label[None])
-        gradients.append(torch.cat([p.flatten() for p in torch.autograd.grad(value, list(model.parameters()))]))
-    rows = torch.stack(gradients)
-    whole = torch.autograd.grad(loss(model(x), CLASSES), list(model.parameters()))
-    assert_close(rows.mean(0), torch.cat([p.flatten() for p in whole]))  # they are the terms of the mean
-    dense = dense_gauss_newton(model, loss, x, CLASSES) + 0.1 * torch.eye(rows.shape[1]).double()
-    expected = -rows @ torch.linalg.solve(dense, rows.T)
-    pair = x, CLASSES
-    assert_close(influence_scores(model, loss, pair, pair, damping=0.1, solver=Direct()), expected)
-    own = self_influence(model, loss, pair, damping=0.1, solver=Direct())
-    assert_close(own.own, -expected.diagonal() / 6)
 
 
 def test_training_and_llc_take_the_mean_that_pytorch_takes(known) -> None:

@@ -30,14 +30,6 @@ class Pairs(Dataset):
         return self.inputs[index], self.targets[index]
 
 
-class PythonLabels(Pairs):
-    """Labels as Python integers, as torchvision's data sets have them."""
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        inputs, target = super().__getitem__(index)
-        return inputs, int(target)
-
-
 class Reiterable:
     """Starts anew each time; batches of 1, 3 and 1."""
 
@@ -146,38 +138,6 @@ def test_samples_scale_by_what_the_dataset_returns() -> None:
         for data in (OneHot(case.inputs, case.targets), (case.inputs, one_hot))
     ]
     assert_close(*samples)
-
-
-def test_integer_labels_of_a_dataset() -> None:
-    case = problem("mlp_tanh", "ce")
-    op = GaussNewtonOperator(case.model, case.loss, PythonLabels(case.inputs, case.targets))
-    assert_close(op.to_dense(), GaussNewtonOperator(*case).to_dense())
-
-
-def test_mappings_of_tensors_in_every_form() -> None:
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = problem("mlp_tanh", "ce").model
-
-        def forward(self, left: Tensor, right: Tensor) -> Tensor:
-            return self.inner(left + 2 * right)
-
-    case = problem("mlp_tanh", "ce")
-    model, x, y = Named().eval(), {"left": case.inputs / 2, "right": case.inputs / 4}, case.targets
-    rows = [({name: tensor[n] for name, tensor in x.items()}, y[n]) for n in range(5)]
-
-    class Rows(Dataset):
-        def __len__(self) -> int:
-            return 5
-
-        def __getitem__(self, n: int):
-            return rows[n]
-
-    batches = [({name: t[part] for name, t in x.items()}, y[part]) for part in (slice(0, 2), slice(2, 5))]
-    expected = GaussNewtonOperator(*case).to_dense()
-    for data in ((x, y), batches, Rows(), DataLoader(Rows(), batch_size=2)):
-        assert_close(GaussNewtonOperator(model, case.loss, data, batch_size=3).to_dense(), expected)
 
 
 def test_no_predicted_token_is_refused() -> None:

@@ -12,7 +12,6 @@ from curvlab.linalg import DenseOperator, LinearOperator, identity
 from curvlab.progress import can_be_silent
 from curvlab.solvers import (
     BlockConjugateGradient,
-    ConjugateGradient,
     IndefiniteOperatorError,
     Nystrom,
     Rows,
@@ -315,27 +314,6 @@ def test_equals_the_dense_filter(build_examples, generator, num_columns: int, ti
         assert float(solution.residual.max()) <= rtol
 
 
-def test_is_where_many_small_steps_end(build_examples, generator) -> None:
-    matrix = build_examples("decaying", num_examples=50, size=12).mean(0)
-    b = torch.randn(12, generator=generator, dtype=FP64)
-    x, rate, num_steps = torch.zeros(12, dtype=FP64), 1e-4, 20_000
-    for _ in range(num_steps):
-        x = x - rate * (matrix @ x - b)
-    found = TrainingFilter(rate * num_steps, rtol=1e-8).solve(DenseOperator(matrix, is_psd=True), b).x
-    torch.testing.assert_close(found, x, rtol=2e-4, atol=2e-4 * float(x.norm()))
-
-
-def test_limits_are_the_inverse_and_a_multiple_of_the_identity(examples: Tensor, generator) -> None:
-    matrix = examples.mean(0)
-    operator = DenseOperator(matrix) + 0.1 * identity
-    b = torch.randn(20, 3, generator=generator, dtype=FP64)
-    long = TrainingFilter(1e4, rtol=1e-11).solve(operator, b)
-    inverse = torch.linalg.solve(matrix + 0.1 * torch.eye(20, dtype=FP64), b)
-    torch.testing.assert_close(long.x, inverse, rtol=1e-9, atol=1e-10)
-    short = TrainingFilter(1e-8, rtol=1e-6).solve(operator, b)
-    torch.testing.assert_close(short.x, 1e-8 * b, rtol=1e-5, atol=0)
-
-
 def test_columns_share_their_products(counting_operator, build_examples, generator) -> None:
     operator = counting_operator(build_examples("decaying", num_examples=300, size=120).mean(0))
     operator_is_psd = DenseOperator(operator.matrix, is_psd=True)
@@ -386,17 +364,3 @@ def test_indefinite_matrices_are_refused() -> None:
     operator = DenseOperator(torch.diag(torch.tensor([1.0, -1.0], dtype=FP64)))
     with pytest.raises(IndefiniteOperatorError, match="add damping larger"):
         TrainingFilter(1.0).solve(operator, torch.ones(2, dtype=FP64))
-
-
-def test_damping_imitates_the_filter_within_a_third(build_examples, generator) -> None:
-    """(1 - e^{-x}) / x lies between 1 / (1 + x) and 1.3 / (1 + x) for all x = time μ."""
-    x = torch.logspace(-4, 4, 2000, dtype=FP64)
-    ratio = -torch.expm1(-x) / x * (1 + x)
-    assert float(ratio.min()) >= 1.0
-    assert float(ratio.max()) < 1.3
-    matrix = build_examples("decaying", num_examples=200, size=40).mean(0)
-    b = torch.randn(40, generator=generator, dtype=FP64)
-    operator = DenseOperator(matrix, is_psd=True)
-    filtered = TrainingFilter(20.0, rtol=1e-8).solve(operator, b).x
-    damped = ConjugateGradient(rtol=1e-10).solve(operator + 1 / 20.0 * identity, b).x
-    assert float((filtered - damped).norm() / damped.norm()) < 0.3

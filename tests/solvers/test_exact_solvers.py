@@ -43,14 +43,6 @@ def test_reaches_rtol_and_counts_every_product(counting_operator, generator, rto
     assert solution.num_matvecs == pytest.approx(single, rel=0.02)
 
 
-def test_columns_are_independent(generator) -> None:
-    operator = DenseOperator(spd(50, 1e2))
-    b = torch.randn(50, 4, generator=generator, dtype=torch.float64)
-    solver = ConjugateGradient(rtol=1e-10, max_steps=10)
-    alone = torch.stack([solver.solve(operator, b[:, k]).x for k in range(4)], dim=1)
-    torch.testing.assert_close(solver.solve(operator, b).x, alone, rtol=1e-9, atol=1e-12)
-
-
 def test_finishes_in_as_many_steps_as_distinct_eigenvalues(generator) -> None:
     values = torch.cat([torch.full((20,), v) for v in (1.0, 4.0, 9.0)]).double()
     basis, _ = torch.linalg.qr(torch.randn(60, 60, generator=generator, dtype=torch.float64))
@@ -131,26 +123,22 @@ def test_singular_but_consistent_is_solved_and_inconsistent_is_told(generator) -
     assert not ConjugateGradient(rtol=1e-8, max_steps=200).solve(operator, outside).converged
 
 
-@pytest.mark.parametrize("eigenvalue", [-0.5, -0.1])
-def test_negative_curvature_is_reported(generator, eigenvalue: float) -> None:
-    values = torch.linspace(0.01, 3, 30).double()
-    values[0] = eigenvalue - 0.05
-    basis, _ = torch.linalg.qr(torch.randn(30, 30, generator=generator, dtype=torch.float64))
-    operator = DenseOperator((basis * values) @ basis.T, is_psd=False) + 0.05 * identity
-    with pytest.raises(IndefiniteOperatorError, match=r"is not positive definite.*damping larger than"):
-        ConjugateGradient(rtol=1e-10).solve(operator, torch.ones(30, dtype=torch.float64))
-
-
-def test_a_false_claim_of_definiteness_is_found() -> None:
-    operator = DenseOperator(torch.diag(torch.tensor([3.0, 1.0, -1.0])), is_psd=True)
-    with pytest.raises(IndefiniteOperatorError, match="is not positive definite"):
-        ConjugateGradient(rtol=1e-6).solve(operator, torch.ones(3))
-
-
-def test_indefinite_preconditioner_is_refused() -> None:
-    solver = ConjugateGradient(preconditioner=DenseOperator(-torch.eye(4)))
-    with pytest.raises(ValueError, match="preconditioner DenseOperator is not positive definite"):
-        solver.solve(DenseOperator(torch.eye(4)), torch.ones(4))
+@pytest.mark.parametrize("solver", [ConjugateGradient, BlockConjugateGradient])
+def test_indefinite_matrices_and_preconditioners_are_refused(solver: type[ConjugateGradient]) -> None:
+    """Where the damping does not suffice, where definiteness is claimed, and M instead of A."""
+    b, claimed = block(4, 2), DenseOperator(torch.diag(torch.tensor([1.0, 2, -1, 3])).double(), is_psd=True)
+    honest = DenseOperator(claimed.matrix) + 0.1 * identity
+    for operator in (honest, claimed):
+        refuses(
+            "is not positive definite.*damping",
+            solver(rtol=1e-10).solve,
+            operator,
+            b,
+            error=IndefiniteOperatorError,
+        )
+    negative = DenseOperator(-torch.eye(4).double())
+    text = "preconditioner DenseOperator is not positive definite"
+    refuses(text, solver(preconditioner=negative).solve, DenseOperator(torch.eye(4).double()), b)
 
 
 # ----------------------------------------------------------------------------------------
@@ -230,15 +218,6 @@ def test_states_the_residual_that_it_reached() -> None:
     torch.testing.assert_close(solution.residual, truth)
     assert not solution.converged
     assert solution.num_matvecs == 4 * 3 + 3
-
-
-def test_indefinite_operators_and_preconditioners_are_refused(generator) -> None:
-    matrix = torch.diag(torch.tensor([1.0, 2.0, -1.0, 3.0], dtype=torch.float64))
-    with pytest.raises(IndefiniteOperatorError, match="is not positive definite: pᵀAp"):
-        BlockConjugateGradient().solve(DenseOperator(matrix) + 0.1 * identity, block(4, 2))
-    wrong = DenseOperator(-torch.eye(4, dtype=torch.float64))
-    with pytest.raises(ValueError, match="the preconditioner DenseOperator is not positive definite"):
-        BlockConjugateGradient(preconditioner=wrong).solve(DenseOperator(torch.eye(4).double()), block(4, 2))
 
 
 # --- MINRES where conjugate gradients refuse: against the dense solution and SciPy's iterates

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
+from curvature_cases import fitted
 from torch import Tensor, nn
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator
@@ -236,21 +237,6 @@ def test_positive_numbers_only(name: str, value: float) -> None:
 
 
 # --- LiSSA's recipe with importance sampling: the bound in dense fp64, a fitted network, what is refused
-def fitted() -> tuple[nn.Module, nn.Module, tuple[Tensor, Tensor]]:
-    """150 points of three classes and a small network, fitted until a few points hold the curvature."""
-    generator = torch.Generator().manual_seed(0)
-    targets = torch.arange(150) % 3
-    inputs = 2 * torch.eye(3).double()[targets] + 0.5 * torch.randn(150, 3, generator=generator).double()
-    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3)).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    for _ in range(250):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
-    return model, nn.CrossEntropyLoss(), (inputs, targets)
 
 
 def heavy() -> Tensor:
@@ -334,8 +320,8 @@ def test_sequences_are_drawn_whole() -> None:
 
 
 def test_what_is_refused() -> None:
-    model, loss, data = fitted()
-    refuses("sampling='uniform'", Lissa.auto, 1.0 * GaussNewtonOperator(model, loss, data), 0.1, error=TypeError)
+    one = model, loss, data = tuple(fitted())
+    refuses("sampling='uniform'", Lissa.auto, 1.0 * GaussNewtonOperator(*one), 0.1, error=TypeError)
     fisher = FisherOperator(model, loss, data, kind="empirical")
     refuses("pass a GaussNewtonOperator", Lissa.auto, fisher, 0.1, error=TypeError)
     refuses("without damping", Lissa.auto, GaussNewtonOperator(model, loss, data) + 0.1 * identity, 0.1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from analytic_models import FP64, Polynomial, Stretched, linear_regression, mean_output, no_inputs
+from analytic_models import FP64, Polynomial, linear_regression, mean_output, no_inputs
 from torch import Tensor, nn
 
 from curvlab.files import write_atomically
@@ -79,26 +79,6 @@ def test_steps_follow_the_recursion(kind: str) -> None:
     assert state.num_steps == 4
 
 
-def test_averaged_noises_are_those_of_two_steps() -> None:
-    """Without any force a step is the mean of its noise and of the next step's: Leimkuhler & Matthews (2013)."""
-    sampler = sampler_of("averaged", quadratic(), nbeta=0.0, localization=0.0)
-    state, noises, places = sampler.init(generators(0)), [], []
-    for _ in range(3):
-        state, _ = sampler.step(state)
-        places.append(float(state.positions))
-        noises.append(float(state.draws.noise[0, state.draws.used - 1]))
-    moved = [places[1] - places[0], places[2] - places[1]]
-    assert moved == pytest.approx([(noises[0] + noises[1]) / 2, (noises[1] + noises[2]) / 2])
-
-
-def test_noise_has_variance_step_size_and_chains_are_independent() -> None:
-    model = Polynomial((2,) * 500, product=False)
-    sampler = sampler_of("sgld", EnsembleLosses(model, mean_output, no_inputs()), nbeta=0.0, localization=0.0)
-    state = sampler.step(sampler.init(generators(1, 2)))[0]
-    assert state.positions.var(1).tolist() == pytest.approx([1e-3, 1e-3], rel=0.2)
-    assert abs(torch.corrcoef(state.positions)[0, 1]) < 0.2
-
-
 @pytest.mark.parametrize("kind", ["sgld", "averaged", "underdamped"])
 def test_stationary_variance_on_a_quadratic_knows_the_step_size(kind: str) -> None:
     """ε κ = 2, half of the limit: SGLD doubles the variance, the two others keep it."""
@@ -146,29 +126,6 @@ def test_less_friction_reaches_further() -> None:
         found[kind] = variance, 1 - math.exp(-1e-4 * 300 * sampler.reach)
     for variance, expected in found.values():
         assert variance == pytest.approx(expected, rel=0.15)
-
-
-@pytest.mark.parametrize("kind", ["sgld", "underdamped"])
-def test_without_loss_the_localization_alone_decides(kind: str) -> None:
-    sampler = sampler_of(kind, quadratic(), nbeta=0.0, localization=50.0, batch_size=8)
-    assert float(run_chains(sampler, list(range(3000)), 150).positions.var()) == pytest.approx(1 / 50, rel=0.09)
-
-
-def test_the_density_of_the_preconditioned_sampler_is_that_of_sgld() -> None:
-    """With G constant after the burn-in every parameter has the variance 1/(nbeta h + localization)."""
-    curvatures = [100.0, 1.0]
-    sampler = SGLD(
-        EnsembleLosses(Stretched(curvatures), mean_output, no_inputs()),
-        step_size=8e-5,  # adds 5 % to the steep one's
-        nbeta=40.0,
-        localization=10.0,
-        batch_size=8,
-        preconditioner=RMSProp(damping=0.05),
-        num_burnin_steps=100,
-    )
-    variances = run_chains(sampler, list(range(3000)), 500).positions.var(0)
-    expected = [1 / (40 * curvature + 10) for curvature in curvatures]
-    assert variances.tolist() == pytest.approx(expected, rel=0.12)
 
 
 def test_bad_settings() -> None:
@@ -352,21 +309,6 @@ def test_sums_over_examples_and_examples_of_different_shapes_are_refused() -> No
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5))
     data = [(torch.zeros(2, length).long(), torch.zeros(2, length).long()) for length in (3, 4)]
     refuses("pad them", run_chains, SGLD(losses_of(model, data), **CHAINS), [0, 1, 2], 5)
-
-
-def test_hessian_product_against_autograd() -> None:
-    model, data = small_network()
-    losses = losses_of(model.double(), data)
-
-    def loss_at(flat: Tensor) -> Tensor:
-        named, rest = {}, flat
-        for name, parameter in model.eval().named_parameters():
-            named[name], rest = rest[: parameter.numel()].view_as(parameter), rest[parameter.numel() :]
-        return nn.CrossEntropyLoss()(torch.func.functional_call(model, named, (data[0].double(),)), data[1])
-
-    dense = torch.autograd.functional.hessian(loss_at, losses.start)
-    vector = torch.arange(len(losses.start), dtype=FP64).sin()
-    torch.testing.assert_close(losses.hessian_product(losses.start, losses.batch(None), vector), dense @ vector)
 
 
 def test_fewer_chains_go_together_when_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:

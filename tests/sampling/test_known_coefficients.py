@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -22,12 +22,19 @@ from analytic_models import (
 from torch import Tensor, nn
 
 from curvlab.influence import influence
-from curvlab.iterate import Checkpoint
 from curvlab.sampling import LLC, BayesianInfluence, RMSProp, bayesian_influence, default_nbeta, estimate_llc
 
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def of_potential(model: nn.Module, num_chains: int, num_draws: int, num_burnin_steps: int, **settings) -> LLC:
+    """The estimate where the model's output is the loss itself."""
+    lengths = {"num_chains": num_chains, "num_draws": num_draws, "num_burnin_steps": num_burnin_steps}
+    return estimate_llc(
+        model, mean_output, no_inputs(), **lengths, batch_size=8, generator=generator(), **settings
+    )
 
 
 # Underdamped chains reach as far in a tenth of the steps.
@@ -40,20 +47,8 @@ SAMPLERS = {"sgld": (None, 8e-4), "averaged": (math.inf, 8e-4), "underdamped": (
 def test_monomials_and_sums(powers: tuple[int, ...], sampler: str) -> None:
     friction, step_size = SAMPLERS[sampler]
     further = 10 if sampler == "underdamped" else 1
-    llc = estimate_llc(
-        Polynomial(powers, product=False),
-        mean_output,
-        no_inputs(),
-        num_chains=800,
-        num_draws=100,
-        num_burnin_steps=300 // further,
-        step_size=step_size,
-        friction=friction,
-        batch_size=8,
-        nbeta=default_nbeta(1000),
-        localization=1e-3,
-        generator=generator(),
-    )
+    settings = {"step_size": step_size, "friction": friction, "nbeta": default_nbeta(1000), "localization": 1e-3}
+    llc = of_potential(Polynomial(powers, product=False), 800, 100, 300 // further, **settings)
     # Standard errors of 4 % and 2 %: what is off by 20 % (temperature, a step's noise) is seen.
     assert llc.value == pytest.approx(sum(1 / power for power in powers), rel=0.1)
 
@@ -64,19 +59,9 @@ def test_products_against_quadrature(powers: tuple[int, ...], asymptotic: float)
     nbeta, localization = default_nbeta(10_000), 20.0
     truth = quadrature(powers, nbeta=nbeta, localization=localization)
     assert 0.05 * asymptotic < truth < 0.9 * asymptotic
-    llc = estimate_llc(
-        Polynomial(powers, product=True),
-        mean_output,
-        no_inputs(),
-        num_chains=3000,  # a chain forgets in 250 steps: chains tell more than draws
-        num_draws=100,
-        num_burnin_steps=350,
-        step_size=4e-4,
-        batch_size=8,
-        nbeta=nbeta,
-        localization=localization,
-        generator=generator(),
-    )
+    # A chain forgets in 250 steps: chains tell more than draws.
+    settings = {"step_size": 4e-4, "nbeta": nbeta, "localization": localization}
+    llc = of_potential(Polynomial(powers, product=True), 3000, 100, 350, **settings)
     # Standard errors of 3.3 and 3.7 %; twice the nbeta changes the truth by 26 and 40 %, twice the localization
     # by 64 and 75 %, noise 10 % too large by 38 and 47 %.
     assert llc.value == pytest.approx(truth, rel=0.1)
@@ -92,26 +77,12 @@ def test_flat_directions_are_reached_that_sgld_misses(
 ) -> None:
     """λ = 4 of curvatures 1,000 and 1; where a step adds a seventh to the steep ones, SGLD has half of it."""
 
-    def estimate(own: RMSProp | None, friction: float | None, step_size: float) -> LLC:
-        return estimate_llc(
-            Stretched([1000.0] * 4 + [1.0] * 4),
-            mean_output,
-            no_inputs(),
-            num_chains=60,
-            num_draws=60,
-            num_burnin_steps=1200,
-            step_size=step_size,
-            batch_size=8,
-            nbeta=100.0,
-            localization=1e-3,
-            preconditioner=own,
-            friction=friction,
-            generator=generator(),
-        )
-
+    estimate = partial(of_potential, Stretched([1000.0] * 4 + [1.0] * 4), 60, 60, 1200, nbeta=100.0)
     if preconditioner is not None:
-        assert estimate(None, None, step_size=5e-6).value == pytest.approx(2 * 8 / 7 + 0.92, rel=0.1)
-    assert estimate(preconditioner, friction, step_size).value == pytest.approx(4.0, rel=0.1)
+        plain = estimate(step_size=5e-6, localization=1e-3)
+        assert plain.value == pytest.approx(2 * 8 / 7 + 0.92, rel=0.1)
+    own = {"preconditioner": preconditioner, "friction": friction}
+    assert estimate(step_size=step_size, localization=1e-3, **own).value == pytest.approx(4.0, rel=0.1)
 
 
 # Where the rank is 1, a larger step would be too large for the regular directions.
@@ -142,25 +113,6 @@ def test_reduced_rank_regression_at_the_most_singular_parameter(
         generator=generator(),
     )
     assert llc.value == pytest.approx(coefficient, rel=0.1)
-
-
-def test_regular_models_have_half_the_number_of_parameters() -> None:
-    num_features = 11
-    model, data = linear_regression(2000, num_features, seed=1)
-    llc = estimate_llc(
-        model,
-        nn.MSELoss(),
-        data,
-        num_chains=100,
-        num_draws=500,
-        num_burnin_steps=250,
-        step_size=1e-4,
-        batch_size=200,
-        localization=0.1,
-        generator=generator(),
-    )
-    assert llc.value == pytest.approx((num_features + 1) / 2, rel=0.05)
-    assert llc.valid, llc.problems
 
 
 def coverage(llc: LLC, truth: float) -> int:
@@ -203,19 +155,8 @@ def test_intervals_of_a_regular_model_cover_its_value_at_finite_n() -> None:
 
 def test_intervals_of_a_singular_model_cover_the_quadrature() -> None:
     nbeta, localization = default_nbeta(10_000), 30.0
-    llc = estimate_llc(
-        Polynomial((2, 2), product=True),
-        mean_output,
-        no_inputs(),
-        num_chains=40 * 8,
-        num_draws=1300,
-        num_burnin_steps=500,
-        step_size=3e-4,
-        batch_size=8,
-        nbeta=nbeta,
-        localization=localization,
-        generator=generator(),
-    )
+    settings = {"step_size": 3e-4, "nbeta": nbeta, "localization": localization}
+    llc = of_potential(Polynomial((2, 2), product=True), 40 * 8, 1300, 500, **settings)
     assert coverage(llc, quadrature((2, 2), nbeta=nbeta, localization=localization)) >= 36
 
 
@@ -284,20 +225,6 @@ def test_errors_shrink_with_draws_and_noise_is_named() -> None:
     assert "8 chains x 400 draws" in str(many)
     assert "not to be used" not in str(many)
     assert "take more chains or draws" in str(sampled(2, num_chains=2))
-
-
-def test_goes_on_after_a_kill(tmp_path) -> None:
-    class Killed(Exception):
-        pass
-
-    def kill(state) -> None:
-        if state.num_steps == 230:
-            raise Killed
-
-    file = Checkpoint(tmp_path / "chains.pt", every=10)
-    with pytest.raises(Killed):
-        sampled.__wrapped__(20, checkpoint=file, callback=kill)
-    torch.testing.assert_close(sampled.__wrapped__(20, checkpoint=file).scores, sampled(20).scores)
 
 
 def test_has_the_door_of_all_scores(tmp_path) -> None:

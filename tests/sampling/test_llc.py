@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from curvlab.iterate import Checkpoint
 from curvlab.sampling import (
     LLC,
-    ChainsState,
     RMSProp,
     choose_sgld_settings,
     default_nbeta,
@@ -215,18 +212,6 @@ def test_kept_traces_give_the_same_estimate() -> None:
 
 
 # ------------------------------------------------------------------------------- calls and arguments
-def test_a_killed_estimate_ends_at_the_same_numbers(tmp_path: Path) -> None:
-    def killed(state: ChainsState) -> None:
-        if state.num_steps == 40:
-            raise KeyboardInterrupt
-
-    short = {"num_draws": 60, "num_burnin_steps": 30}
-    with pytest.raises(KeyboardInterrupt):
-        estimate(**short, checkpoint=Checkpoint(tmp_path, every=14), callback=killed)
-    taken: list[int] = []
-    found = estimate(**short, checkpoint=tmp_path, callback=lambda state: taken.append(state.num_steps))
-    assert taken[0] == 29
-    torch.testing.assert_close(found.losses, estimate(**short).losses, rtol=1e-9, atol=1e-12)
 
 
 def test_bad_settings_models_and_levels() -> None:
@@ -255,15 +240,6 @@ def test_language_models_with_ignored_targets() -> None:
     assert llc.initial_loss == pytest.approx(expected, rel=1e-5)
     assert bool(torch.isfinite(llc.losses).all())
     assert llc.top_eigenvalue > 0
-
-
-def test_a_convolutional_model_gives_the_same_in_one_vmap() -> None:
-    generator = torch.Generator().manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 36, 4))
-    data = (torch.randn(30, 1, 8, 8, generator=generator), torch.randint(4, (30,), generator=generator))
-    short = {"num_draws": 10, "num_burnin_steps": 0, "batch_size": 8}
-    chains = [estimate(model, data, nn.CrossEntropyLoss(), **short, chunk_size=size) for size in (None, 4)]
-    torch.testing.assert_close(chains[0].losses, chains[1].losses, rtol=1e-4, atol=1e-5)
 
 
 def test_flat_polynomials_have_no_curvature_to_hold_them() -> None:

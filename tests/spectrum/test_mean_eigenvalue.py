@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +11,8 @@ from torch.testing import assert_close
 
 from curvlab.curvature import GaussNewtonOperator, HessianOperator
 from curvlab.curvature.examples import quadratic_forms
-from curvlab.iterate import Checkpoint
 from curvlab.linalg import DenseOperator
-from curvlab.spectrum import Estimate, mean_eigenvalue, sketch_eigenvalues
+from curvlab.spectrum import mean_eigenvalue, sketch_eigenvalues
 from tests.refusals import refuses
 
 
@@ -167,31 +165,6 @@ def test_refusals() -> None:
         quadratic_forms(operator, torch.ones(operator.shape[0], dtype=torch.float64))
 
 
-def test_a_killed_estimate_goes_on_with_its_next_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, data = classifier()
-    operator, count = GaussNewtonOperator(model.eval(), nn.CrossEntropyLoss(), data), [0, 0]
-
-    def counted(operator: GaussNewtonOperator, probes: Tensor) -> Tensor:
-        count[0] += 1
-        if count[0] == count[1]:
-            raise KeyboardInterrupt
-        return quadratic_forms(operator, probes)
-
-    monkeypatch.setattr("curvlab.spectrum.trace.quadratic_forms", counted)
-
-    def estimate(**settings: object) -> Estimate:
-        generator = torch.Generator().manual_seed(0)
-        return mean_eigenvalue(operator, num_probes=8, batch_size=5, generator=generator, **settings)
-
-    whole, place = estimate(), Checkpoint(tmp_path / "forms", every=1)
-    count[:] = [0, 6]
-    with pytest.raises(KeyboardInterrupt):
-        estimate(checkpoint=place)
-    count[:] = [0, 0]
-    assert estimate(checkpoint=place) == whole
-    assert count[0] == 3
-
-
 # ----------------------------------------------------------------------------------------
 def spiked(size: int = 120) -> Tensor:
     generator = torch.Generator().manual_seed(0)
@@ -234,65 +207,6 @@ def test_per_tensor_sketch_has_the_smaller_variance() -> None:
     ratio = float(concatenated[:, 0].var() / dense[:, 0].var())
     assert 0.08 < ratio < 0.4  # 1/6 for equal masses
     assert float(stderr[:, 0].mean()) == pytest.approx(float(concatenated[:, 0].std()), rel=0.3)
-
-
-@pytest.mark.parametrize(
-    ("masses", "gain"),  # share of ‖θ‖² in each of L = 6 tensors; factor on the variance that concatenation brings
-    [([1, 1, 1, 1, 1, 1], 1 / 6), ([5, 1, 1, 1, 1, 1], 0.3)],
-)
-def test_variance_of_dot_products_is_the_stated_one(masses: list[float], gain: float) -> None:
-    """App. C: Var ({Φ}θ)ᵀ({Φ}θ') = sum_l (‖θ_l‖²‖θ'_l‖² + <θ_l, θ'_l>²) / d, L times smaller for equal masses."""
-    generator = torch.Generator().manual_seed(3)
-    scale = torch.tensor(masses).double().sqrt().repeat_interleave(5)
-    blocks = torch.eye(6, dtype=torch.float64).repeat_interleave(5, dim=0)
-    pair = scale[:, None] * torch.stack([blocks.sum(1), torch.tensor([1.0, -1, 0, 0, 0]).double().repeat(6)], 1)
-    pair = pair / (blocks.T @ pair**2).sum(0).sqrt()  # two vectors of norm 1, orthogonal in every tensor
-    # The trace of the sketch of (θθ'ᵀ + θ'θᵀ)/2 is the sketched dot product.
-    operator = DenseOperator(pair @ torch.tensor([[0.0, 0.5], [0.5, 0.0]]).double() @ pair.T)
-    squared = (blocks.T @ pair**2).prod(1).sum()
-    assert float(squared) == pytest.approx(gain, rel=1e-9)
-    variances = {}
-    for sizes in (None, [5] * 6):
-        products = torch.tensor(
-            [
-                float(
-                    sketch_eigenvalues(
-                        operator, sketch_size=10, tensor_sizes=sizes, generator=generator
-                    ).sketch.trace()
-                )
-                for _ in range(400)
-            ]
-        )
-        variances[sizes is None] = float(products.var())
-        assert abs(float(products.mean())) < 4 * float(products.std()) / 20  # <θ, θ'> = 0: unbiased
-    assert variances[True] == pytest.approx(1 / 10, rel=0.25)
-    assert variances[False] == pytest.approx(gain / 10, rel=0.25)
-
-
-def test_per_tensor_with_one_tensor_is_the_dense_sketch() -> None:
-    operator = DenseOperator(spiked())
-    results = [
-        sketch_eigenvalues(
-            operator, 3, sketch_size=20, tensor_sizes=sizes, generator=torch.Generator().manual_seed(5)
-        )
-        for sizes in (None, [120])
-    ]
-    torch.testing.assert_close(results[0].values, results[1].values)
-    assert results[0].num_matvecs == 20
-
-
-def test_sketch_is_phi_a_phi_and_sums_to_the_dense_one() -> None:
-    # The same seed gives the same Φ, so the blocks of the concatenated sketch add up to the dense one.
-    operator = DenseOperator(spiked())
-    dense = sketch_eigenvalues(operator, sketch_size=16, chunk_size=5, generator=torch.Generator().manual_seed(5))
-    parts = sketch_eigenvalues(
-        operator, sketch_size=16, chunk_size=5, tensor_sizes=[50, 70], generator=torch.Generator().manual_seed(5)
-    )
-    assert parts.num_matvecs == 32
-    torch.testing.assert_close(
-        parts.sketch.reshape(2, 16, 2, 16).sum((0, 2)), dense.sketch, rtol=1e-10, atol=1e-12
-    )
-    assert torch.linalg.matrix_rank(dense.sketch) == 16
 
 
 @pytest.mark.parametrize("sizes", [None, [20, 60, 40]])

@@ -26,7 +26,6 @@ from experiments.ngd.sampling import LOWEST, curvature_cutoff
 from experiments.ngd.trajectories import Network, first_columns, last_state, trajectory
 from experiments.shared.stats import in_columns
 
-NO_ANCHOR = "60,000, not stated; of them three seeds of Figs. 5 and 6 take 50 CPU minutes, and have not been run"
 EQUAL_LENGTH = 1.3  # steps of two optimizers that differ by no more are of equal length
 BEFORE = "before"  # the branch that all others leave
 PAPER = {

@@ -13,14 +13,18 @@ from __future__ import annotations
 from itertools import pairwise
 
 from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Target, out_of_reach
-from experiments.ngd.branching import NO_ANCHOR, PAPER, Branches, compute, draw  # noqa: F401  this target's
+from experiments.ngd.branching import PAPER, Branches, compute, draw  # noqa: F401  this target's
 from experiments.ngd.sampling import measured_both_ways
 
 TARGET = Target(
     __name__,
     title="One state, then NGD at several learning rates",
     paper=PAPER
-    | {"data.num_train": NO_ANCHOR, "data._target_": "MNIST", "branches.*.lr": "SGD 1e-4; NGD 1e-4, 1e-3, 1e-2"},
+    | {
+        "data.num_train": "60,000, not stated",
+        "data._target_": "MNIST",
+        "branches.*.lr": "SGD 1e-4; NGD 1e-4, 1e-3, 1e-2",
+    },
     curves=("table: update_norm, llc, train_loss over epoch by branch",),
 )
 

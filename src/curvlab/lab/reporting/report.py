@@ -69,8 +69,7 @@ def _first_page(
     shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str, str], told: Mapping[str, PaperFindings]
 ) -> str:
     papers = [paper for paper in shown if paper != "benchmarks"]
-    chosen = [folder for own in shown.values() for folder in largest_judged(own)]  # a claim is its source's
-    counted = {paper: causes.standings(paper, chosen) for paper in papers}
+    counted = {paper: causes.standings(paper, largest_judged(shown[paper])) for paper in papers}
     standings = []
     for paper, counts in counted.items():
         counts[NOT_JUDGED] = counts[OUT_OF_REACH] + counts[NOT_ASKED]

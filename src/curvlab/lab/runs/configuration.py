@@ -79,6 +79,11 @@ class Command:
         last = {_key(override): override for override in self.overrides}
         return tuple(sorted(override for key, override in last.items() if not _NEUTRAL.fullmatch(key)))
 
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What tells a sweep's jobs apart: `changes`, and the device where one was asked for."""
+        return (*self.changes, *(override for override in self.overrides if _key(override) == "device"))
+
     def folder_name(self, preset: str) -> str:
         """Return `preset`, or e.g. "laptop+damping=0.1,model=lenet" for a variation of it.
 
@@ -155,7 +160,7 @@ def main(entry: Entry, job: Job) -> None:
             return job(cfg)
 
         if command.sweep:
-            name = " ".join([str(cfg.preset), *command.changes])
+            name = " ".join([str(cfg.preset), *command.told])
             job_id = str(HydraConfig.get().job.id)
             return sweeps.attempt(command.sweep, job_id, name, checked, lambda error: explanation(error, cfg))
         try:

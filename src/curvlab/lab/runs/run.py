@@ -100,7 +100,7 @@ class Run:
         self._notes: dict[str, Any] = {}
         self._images: dict[str, bytes] = {}
         self._has_written = False
-        tags = (str(cfg.preset), self._commit.short, *command.changes, command.sweep)
+        tags = (str(cfg.preset), self._commit.short, *command.told, command.sweep)
         self.tracker: Tracker = start_tracker(
             cfg.tracker,
             name=f"{self.target} {name}",

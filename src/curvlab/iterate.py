@@ -299,7 +299,8 @@ class SaveFile:
         began = time.monotonic()
         if self.ranks.is_first:
             with self._failure_told():
-                self._save(state)
+                content = encode({"key": self.key.entries, "state": dict(state)}, _HEADER)
+                write_atomically(self.path, content)
         self._saved_at = time.monotonic()
         self._seconds_to_save = self._saved_at - began
 
@@ -320,9 +321,6 @@ class SaveFile:
                 CheckpointWarning,
                 stacklevel=5,
             )
-
-    def _save(self, state: Mapping[str, Any]) -> None:
-        write_atomically(self.path, encode({"key": self.key.entries, "state": dict(state)}, _HEADER))
 
     def _load(self, device: torch.device | None) -> dict[str, Any] | None:
         check_place(self.path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
@@ -79,20 +78,16 @@ class FisherOperator(GaussNewtonOperator):
                 raise ValueError(
                     "kind='monte_carlo' draws labels: pass generator=torch.Generator().manual_seed(0), or a seed"
                 )
-            drawn = self._draw_targets(generator_of(generator))
+            generator, drawn = generator_of(generator), list[Tensor]()
+            for inputs, targets in self.problem.data:
+                outputs = self.problem.outputs(inputs, targets)
+                drawn.extend(self.loss.sample_targets(outputs, targets, generator).unbind(0))
             self.problem = self.problem.with_targets(drawn, self.loss.for_sampled_targets())
 
     @property
     def is_psd(self) -> bool:
         """True: a mean of outer products."""
         return True
-
-    def _draw_targets(self, generator: torch.Generator) -> list[Tensor]:
-        drawn: list[Tensor] = []
-        for inputs, targets in self.problem.data:
-            outputs = self.problem.outputs(inputs, targets)
-            drawn.extend(self.loss.sample_targets(outputs, targets, generator).unbind(0))
-        return drawn
 
     def _output_product(self, targets: Tensor, outputs: Tensor, tangents: Tensor) -> Tensor:
         if self.kind == "exact":

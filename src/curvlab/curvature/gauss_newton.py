@@ -23,7 +23,7 @@ from curvlab.curvature.linearise import (
 )
 from curvlab.curvature.operator import DataOperator
 from curvlab.problem import Data, Loss, Problem
-from curvlab.problem.batch import Inputs
+from curvlab.problem.batch import Inputs, weighted
 from curvlab.problem.memory import activation_bytes
 from curvlab.problem.model_function import check_finite, check_mode
 from curvlab.problem.own_losses import FunctionLoss
@@ -146,7 +146,7 @@ class GaussNewtonOperator(DataOperator):
             for part in self._linearised(inputs, targets, rows, sums, by_tokens=by_tokens):
                 self.loss.check(part.outputs, part.targets)
                 curved = self._output_product(part.targets, part.outputs, part.tangents)  # S J v
-                part.pull_back(_weighted(curved, weights, part.outputs))  # JᵀS J v, added to the sums
+                part.pull_back(weighted(curved, weights, part.outputs))  # JᵀS J v, added to the sums
                 del part, curved  # so that their memory is free while the next part is made
 
     def _replayed(
@@ -163,7 +163,7 @@ class GaussNewtonOperator(DataOperator):
             parameters, tangents, inputs, targets, weights = given
             outputs, derivatives, gradients = linearise_together(self.function, parameters, inputs, tangents)
             curved = self._output_product(targets, outputs, derivatives)
-            return [outputs, *gradients(_weighted(curved, weights, outputs))]
+            return [outputs, *gradients(weighted(curved, weights, outputs))]
 
         check_mode(self.function.model)
         parameters = self.function.parameters
@@ -206,8 +206,3 @@ class GaussNewtonOperator(DataOperator):
         if not self.loss.token_wise or targets.ndim != 2:
             return False
         return self.function.has_linear_head(inputs)
-
-
-def _weighted(curved: Tensor, weights: Tensor | None, outputs: Tensor) -> Tensor:
-    """Return w_n S_n J_n v, for one v or several, (..., N, *outputs of an example)."""
-    return curved if weights is None else curved * weights.reshape(-1, *[1] * (outputs.ndim - 1))

@@ -13,6 +13,7 @@ from curvlab.linalg.operator import (
     identity,
 )
 from curvlab.linalg.vectors import (
+    bordered,
     checked_product,
     describe,
     draw_probes,
@@ -31,6 +32,7 @@ __all__ = [
     "LinearOperator",
     "ScaledOperator",
     "SumOperator",
+    "bordered",
     "checked_operator",
     "checked_product",
     "describe",

@@ -173,3 +173,20 @@ def _one_pass(
             factor[position, column] = float(norm)
         new = torch.cat([new, vector / norm], dim=1)
     return inside.double().cpu(), new, factor[: new.shape[1]]
+
+
+def bordered(projected: Tensor, coupling: Tensor, corner: Tensor) -> Tensor:
+    """Return T = QᵀAQ once a block has joined Q, (m, m) -> (m + w, m + w), fp64 on the CPU.
+
+    Args:
+        projected: T before.
+        coupling: B, (w, v), which couples the block to the last v columns before it alone.
+        corner: the block's own part, (w, w), whose symmetric half is taken.
+    """
+    old, before, corner = len(projected), coupling.shape[1], corner.double().cpu()
+    grown = torch.zeros(old + len(corner), old + len(corner), dtype=torch.float64)
+    grown[:old, :old] = projected
+    grown[old:, old:] = (corner + corner.T) / 2
+    grown[old:, old - before : old] = coupling
+    grown[old - before : old, old:] = coupling.T
+    return grown

@@ -167,7 +167,7 @@ class Ginger(LowRankOptimizer):
         second = block.product(remainder)
         remainder = block.minus_combination(remainder, second)
         numbers = [first.double() + second.double(), torch.stack([norm(remainder), norm(pieces)])]
-        if _measures_gram(block):
+        if (block.state.get("num_updates", 0) + 1) % max(block.num_rows, _LEAST_PERIOD) == 0:
             numbers.append(block.gram().flatten())
         return remainder, torch.cat(numbers)
 
@@ -235,10 +235,6 @@ def _core(block: ParameterBlock) -> Tensor:
     """Return C, (num_rows, num_rows)."""
     core = block.state.get("core")
     return torch.zeros(block.num_rows, block.num_rows, dtype=torch.float64) if core is None else core
-
-
-def _measures_gram(block: ParameterBlock) -> bool:
-    return bool((block.state.get("num_updates", 0) + 1) % max(block.num_rows, _LEAST_PERIOD) == 0)
 
 
 def _repair(block: ParameterBlock, gram: Tensor, extended: Tensor) -> None:

@@ -415,7 +415,8 @@ class LowRankOptimizer(CheckedOptimizer):
     def _check(self, group: dict[str, Any]) -> None:
         """Refuse settings out of range and parameters of another kind."""
         name = type(self).__name__
-        _check_numbers(group)
+        real("decay", group["decay"]), real("momentum", group["momentum"])
+        not_negative("lr", group["lr"]), not_negative("weight_decay", group["weight_decay"])
         whole("rank", group["rank"], why="it is τ of the paper, 1 to 32 there")
         if not 0 < group["decay"] < 1:
             raise ValueError(f"decay must lie between 0 and 1, got {group['decay']}; the paper uses 0.99")
@@ -428,13 +429,6 @@ class LowRankOptimizer(CheckedOptimizer):
         for parameter in group["params"]:
             if not parameter.is_floating_point():
                 raise TypeError(f"{name} needs real floating-point parameters, got {parameter.dtype}")
-
-
-def _check_numbers(group: dict[str, Any]) -> None:
-    for name in ("decay", "momentum"):
-        real(name, group[name])
-    for name in ("lr", "weight_decay"):
-        not_negative(name, group[name])
 
 
 def _check_common(first: dict[str, Any], group: dict[str, Any]) -> None:

@@ -156,7 +156,9 @@ class UniformDirection(VectorOptimizer):
         group = self._group()
         gradient = self._gradient()
         operator = self.hessian if hessian is None else hessian
-        state = self._initialised_state(group)
+        state = self.state[group["params"][0]]
+        if not state:
+            state.update(step=0, num_matvecs=0, spectral_norm=math.nan, hessian_lipschitz=0.0)
         alpha, sigma = self._alpha(group, state, operator, gradient)
 
         # Differs from the slides' Eq. 2 in:
@@ -170,9 +172,13 @@ class UniformDirection(VectorOptimizer):
         intended = group["delta"] + alpha
         shift = max(intended, intended / 2 - smallest) if group["safeguard"] else intended
         step = -estimate.solve_shifted(gradient, shift=shift)
-        if _estimates_lipschitz(group):
-            self._remember(state, operator, gradient, group["lr"] * step)
-        self._move(group["lr"] * step)
+        moved = group["lr"] * step
+        if group["alpha"] is None and group["hessian_lipschitz"] is None:
+            state["predicted_gradient"] = gradient + operator @ moved  # at the next point, of a constant Hessian
+            state["scale"] = float(operator.norm(gradient))
+            state["displacement_norm"] = float(operator.norm(moved))
+            state["num_matvecs"] += 1
+        self._move(moved)
         state["step"] += 1
         self.last_step = UniformDirectionInfo(
             gradient_norm=float(operator.norm(gradient)),
@@ -188,12 +194,6 @@ class UniformDirection(VectorOptimizer):
             num_matvecs=state["num_matvecs"],
         )
         return loss
-
-    def _initialised_state(self, group: dict[str, Any]) -> dict[str, Any]:
-        state = self.state[group["params"][0]]
-        if not state:
-            state.update(step=0, num_matvecs=0, spectral_norm=math.nan, hessian_lipschitz=0.0)
-        return state
 
     def _alpha(
         self, group: dict[str, Any], state: dict[str, Any], operator: LinearOperator, gradient: Tensor
@@ -224,13 +224,6 @@ class UniformDirection(VectorOptimizer):
                 upper if math.isnan(state["spectral_norm"]) else max(state["spectral_norm"], upper)
             )
 
-    def _remember(self, state: dict[str, Any], operator: LinearOperator, gradient: Tensor, step: Tensor) -> None:
-        """Keep the gradient that a constant Hessian would give at the next point."""
-        state["predicted_gradient"] = gradient + operator @ step
-        state["scale"] = float(operator.norm(gradient))
-        state["displacement_norm"] = float(operator.norm(step))
-        state["num_matvecs"] += 1
-
     def _update_lipschitz(self, state: dict[str, Any], operator: LinearOperator, gradient: Tensor) -> None:
         if "predicted_gradient" not in state:
             return
@@ -239,10 +232,6 @@ class UniformDirection(VectorOptimizer):
         if error > rounding:  # otherwise the step was too short to tell
             estimate = 2 * error / state["displacement_norm"] ** 2
             state["hessian_lipschitz"] = max(state["hessian_lipschitz"], estimate)
-
-
-def _estimates_lipschitz(group: dict[str, Any]) -> bool:
-    return group["alpha"] is None and group["hessian_lipschitz"] is None
 
 
 def _lipschitz(group: dict[str, Any], state: dict[str, Any]) -> float:

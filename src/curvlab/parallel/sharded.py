@@ -21,6 +21,7 @@ from curvlab.linalg import LinearOperator
 from curvlab.parallel.examples_over_ranks import ExamplesOverRanks
 from curvlab.parallel.sharded_model import CutVectors, MovedParameters, trained_parameters
 from curvlab.problem import Batches, Data, Loss, ModelFunction, Problem, output_loss
+from curvlab.problem.batch import weighted
 from curvlab.problem.memory import Memory
 from curvlab.problem.model_function import check_finite, check_mode, plain_lookups
 from curvlab.problem.problem import Piece
@@ -116,7 +117,7 @@ class ShardedOperator(LinearOperator):
 
     def _add_gradient(self, at: MovedParameters, piece: Piece, row: Tensor, scale: float | Tensor = 1.0) -> None:
         outputs = self._outputs(piece)
-        at.pull_back(outputs, scale * _weighted(piece, self.loss.gradient(outputs.detach(), piece[1])), row)
+        at.pull_back(outputs, scale * weighted(self.loss.gradient(outputs.detach(), piece[1]), piece[2]), row)
 
     def _outputs(self, piece: Piece) -> Tensor:
         """Return the model's outputs, with their graph where gradients are on."""
@@ -302,7 +303,7 @@ class ShardedGaussNewtonOperator(ShardedOperator):
         with torch.enable_grad():
             outputs = self._outputs(piece)
         curved = self.loss.hessian_product(outputs.detach(), piece[1], (plus - minus) / (2 * delta))
-        at.pull_back(outputs, _weighted(piece, curved), row)
+        at.pull_back(outputs, weighted(curved, piece[2]), row)
 
     @torch.inference_mode(False)
     def quadratic_forms(self, vectors: Tensor) -> Tensor:
@@ -316,7 +317,7 @@ class ShardedGaussNewtonOperator(ShardedOperator):
                     tangents = (plus - minus) / (2 * deltas[index])
                     # S at the mean of the two: h(θ) but for δ².
                     curved = self.loss.hessian_product((plus + minus) / 2, piece[1], tangents)
-                    total[index] += (tangents * _weighted(piece, curved)).double().sum()
+                    total[index] += (tangents * weighted(curved, piece[2])).double().sum()
         return self.ranks.sum(total) / self.divisor
 
     @torch.inference_mode(False)
@@ -344,13 +345,6 @@ class ShardedHessianOperator(ShardedOperator):
             at.move(vector, sign * delta)
             self._add_gradient(at, piece, row, sign / (2 * delta))
         at.move(vector, None)
-
-
-def _weighted(piece: Piece, values: Tensor) -> Tensor:
-    """Return values, (B, ...), times the weights of the examples."""
-    if piece[2] is None:
-        return values
-    return values * piece[2].to(values).view(-1, *[1] * (values.ndim - 1))
 
 
 def _one_each(values: Tensor, targets: Tensor) -> Tensor:

@@ -21,6 +21,12 @@ def num_examples(inputs: Inputs) -> int:
     return len(inputs) if isinstance(inputs, Tensor) else len(next(iter(inputs.values())))
 
 
+def weighted(values: Tensor, weights: Tensor | None, outputs: Tensor | None = None) -> Tensor:
+    """Return w_n times what belongs to example n: values (N, ...), or (K, N, ...) beside outputs (N, ...)."""
+    ndim = values.ndim if outputs is None else outputs.ndim
+    return values if weights is None else values * weights.to(values).reshape(-1, *[1] * (ndim - 1))
+
+
 def is_pair(data: Any) -> bool:
     """Return whether `data` is (inputs, targets) already, and not a sequence of two batches."""
     return (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,15 +15,14 @@ from curvlab.seeding import Seed
 from curvlab.solvers.solution import Solution, relative_norm
 from curvlab.solvers.solver import (
     IndefiniteOperatorError,
-    IterativeSolver,
     Preconditioner,
+    ResidualMethod,
+    ResidualSolver,
+    ResidualState,
     build_preconditioner,
     check_definite,
     check_right_hand_side,
-    check_stopping,
     depends_on,
-    expected_steps,
-    foreseen_columns,
     in_words,
     refuse_preconditioner,
     step_limit,
@@ -32,7 +30,7 @@ from curvlab.solvers.solver import (
 
 
 @dataclass(frozen=True)
-class BlockConjugateGradient(IterativeSolver):
+class BlockConjugateGradient(ResidualSolver):
     """Solve A X = B, A symmetric positive definite, by block conjugate gradients (O'Leary 1980).
 
     X minimises the error in the norm of A over the Krylov space of all columns together, (b_1, ..., b_K, A b_1,
@@ -60,12 +58,7 @@ class BlockConjugateGradient(IterativeSolver):
     tensor([1.0000, 0.5000, 0.2500])
     """
 
-    rtol: float = 1e-2
-    max_steps: int | None = None
     preconditioner: LinearOperator | Preconditioner | None = None
-
-    def __post_init__(self) -> None:
-        check_stopping(self.rtol, self.max_steps)
 
     def solve(self, operator: LinearOperator, b: Tensor, *, generator: Seed = None) -> Solution:
         """Return x with A x ≈ b for b (P,) or (P, K); the generator is for a preconditioner that is built here."""
@@ -104,7 +97,7 @@ class BlockDescent:
 
 
 @dataclass
-class BlockState:
+class BlockState(ResidualState):
     """Where block conjugate gradients stand, for columns of b that are scaled to length 1.
 
     Attributes:
@@ -144,13 +137,8 @@ class BlockState:
         x[:, self.active] += self.descent.x
         return x * self.scale
 
-    @property
-    def status(self) -> str:
-        """The largest residual."""
-        return f"residual {float(self.relative_residuals.max()):.2g}"
 
-
-class _BlockRecurrence:
+class _BlockRecurrence(ResidualMethod):
     """The method, for `iterate`.
 
     Differs from O'Leary's block CG and Dubrulle's DR-BCG in:
@@ -172,19 +160,8 @@ class _BlockRecurrence:
         self.solver, self.operator, self.b, self.generator = solver, operator, b, generator
         columns = b[:, None] if b.ndim == 1 else b
         self.scale = operator.norm(columns)
-        self.unit = columns / torch.where(self.scale > 0, self.scale, torch.ones_like(self.scale))
+        self.sides = columns / torch.where(self.scale > 0, self.scale, torch.ones_like(self.scale))
         self.limit = step_limit(solver.max_steps, operator)
-
-    @cached_property
-    def _foreseen(self) -> float | None:
-        rtol, inverse = self.solver.rtol, self.solver.preconditioner
-        return foreseen_columns(self.operator, self.unit.shape[1], rtol, inverse)
-
-    def foreseen(self, columns: int) -> float | None:
-        return self._foreseen and self._foreseen / columns
-
-    def expected_steps(self, state: BlockState) -> float | None:
-        return self.foreseen(self.unit.shape[1]) or expected_steps(state.history, self.solver.rtol)
 
     def depends_on(self) -> Mapping[str, Any]:
         return depends_on(self.solver, self.operator, self.b, random=self.generator)
@@ -193,11 +170,11 @@ class _BlockRecurrence:
         self.inverse, num_matvecs = build_preconditioner(
             self.solver.preconditioner, self.operator, generator=self.generator
         )
-        x, relative = torch.zeros_like(self.unit), (self.scale > 0).to(self.scale)
+        x, relative = torch.zeros_like(self.sides), (self.scale > 0).to(self.scale)
         none = torch.zeros_like(relative, dtype=torch.bool)
         nothing = BlockDescent(x[:, :0], x[:, :0], x[:, :0], x[:0, :0])
         state = BlockState(
-            x, self.unit.clone(), relative, math.inf, relative, relative, num_matvecs, none, self.scale, nothing
+            x, self.sides.clone(), relative, math.inf, relative, relative, num_matvecs, none, self.scale, nothing
         )
         self._restart(state)
         return state
@@ -248,9 +225,9 @@ class _BlockRecurrence:
         """Recompute the residuals of the columns that the recurrence has."""
         active, now = state.active, state.descent
         candidate = state.start[:, active] + now.x
-        recomputed = self.unit[:, active] - checked_product(self.operator, candidate)
+        recomputed = self.sides[:, active] - checked_product(self.operator, candidate)
         state.num_matvecs += now.num_matvecs + int(active.sum())
-        after = relative_norm(self.operator, recomputed, self.unit[:, active])
+        after = relative_norm(self.operator, recomputed, self.sides[:, active])
         # Lost ground is undone, except where the first run ended at the limit of steps: see ConjugateGradient.
         unfinished = state.num_steps == self.limit == now.num_steps
         better = (after < state.relative[active]) | unfinished

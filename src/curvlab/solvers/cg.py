@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,15 +16,14 @@ from curvlab.seeding import Seed
 from curvlab.solvers.solution import Solution, relative_norm
 from curvlab.solvers.solver import (
     IndefiniteOperatorError,
-    IterativeSolver,
     Preconditioner,
+    ResidualMethod,
+    ResidualSolver,
+    ResidualState,
     build_preconditioner,
     check_definite,
     check_right_hand_side,
-    check_stopping,
     depends_on,
-    expected_steps,
-    foreseen_columns,
     in_words,
     refuse_preconditioner,
     step_limit,
@@ -33,7 +31,7 @@ from curvlab.solvers.solver import (
 
 
 @dataclass(frozen=True)
-class ConjugateGradient(IterativeSolver):
+class ConjugateGradient(ResidualSolver):
     """Solve A x = b, A symmetric positive definite (Hestenes & Stiefel 1952).
 
     Every column has its own recurrence, but all unfinished ones share one product in each step. The residual
@@ -57,12 +55,7 @@ class ConjugateGradient(IterativeSolver):
     tensor([1.0000, 0.5000, 0.2500])
     """
 
-    rtol: float = 1e-2
-    max_steps: int | None = None
     preconditioner: LinearOperator | Preconditioner | None = None
-
-    def __post_init__(self) -> None:
-        check_stopping(self.rtol, self.max_steps)
 
     def solve(
         self,
@@ -119,7 +112,7 @@ class Descent:
 
 
 @dataclass
-class ConjugateGradientState:
+class ConjugateGradientState(ResidualState):
     """Where conjugate gradients stand.
 
     Attributes:
@@ -155,13 +148,8 @@ class ConjugateGradientState:
         x[:, self.descent.columns] = self.descent.iterates
         return x
 
-    @property
-    def status(self) -> str:
-        """The largest residual."""
-        return f"residual {float(self.relative_residuals.max()):.2g}"
 
-
-class _Recurrence:
+class _Recurrence(ResidualMethod):
     """The method, for `iterate`.
 
     Differs from scipy's cg in:
@@ -171,6 +159,8 @@ class _Recurrence:
     3. a direction of zero curvature ends its column, negative curvature raises; scipy goes on with both;
     4. it stops at 0.9 rtol, so that rounding in the recurrence does not cost a restart.
     """
+
+    together = False
 
     def __init__(
         self,
@@ -183,17 +173,6 @@ class _Recurrence:
         self.solver, self.operator, self.b, self.x0, self.generator = solver, operator, b, x0, generator
         self.sides = b[:, None] if b.ndim == 1 else b
         self.scale = operator.norm(self.sides)
-
-    @cached_property
-    def _foreseen(self) -> float | None:
-        rtol, inverse = self.solver.rtol, self.solver.preconditioner
-        return foreseen_columns(self.operator, self.sides.shape[1], rtol, inverse, blocks=self.sides.shape[1])
-
-    def foreseen(self, columns: int) -> float | None:
-        return self._foreseen and self._foreseen / columns
-
-    def expected_steps(self, state: ConjugateGradientState) -> float | None:
-        return self.foreseen(self.sides.shape[1]) or expected_steps(state.history, self.solver.rtol)
 
     def depends_on(self) -> Mapping[str, Any]:
         return depends_on(self.solver, self.operator, self.b, x0=self.x0, random=self.generator)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from curvlab.arguments import real
-from curvlab.linalg import LinearOperator, checked_product, orthonormalise
+from curvlab.linalg import LinearOperator, bordered, checked_product, orthonormalise
 from curvlab.seeding import Seed
 from curvlab.solvers.solution import Solution, relative_norm
 from curvlab.solvers.solver import (
@@ -115,15 +115,9 @@ class KrylovSpace:
         products = checked_product(self.operator, block)
         self.num_matvecs += block.shape[1]
         self.basis = torch.cat([self.basis, block], dim=1)
-        corner = self.operator.gram(block, products).double().cpu()
-        size, before = self.basis.shape[1], self._coupling.shape[1]
-        projected = torch.zeros(size, size, dtype=torch.float64)
-        projected[:old, :old] = self.projected
-        projected[old:, old:] = (corner + corner.T) / 2
-        projected[old:, old - before : old] = self._coupling
-        projected[old - before : old, old:] = self._coupling.T
-        self.projected = projected
-        self._scale = max(self._scale, float(torch.linalg.matrix_norm(projected[old - before :, old:], ord=2)))
+        self.projected = bordered(self.projected, self._coupling, self.operator.gram(block, products))
+        newest = self.projected[old - self._coupling.shape[1] :, old:]
+        self._scale = max(self._scale, float(torch.linalg.matrix_norm(newest, ord=2)))
         self._pending, self._coupling = orthonormalise(
             self.operator, products, against=self.basis, scale=self._scale
         )

@@ -14,18 +14,17 @@ from curvlab.linalg import LinearOperator, checked_product
 from curvlab.seeding import Seed
 from curvlab.solvers.solution import Solution, relative_norm
 from curvlab.solvers.solver import (
-    IterativeSolver,
+    ResidualMethod,
+    ResidualSolver,
+    ResidualState,
     check_right_hand_side,
-    check_stopping,
     depends_on,
-    expected_steps,
-    foreseen_columns,
     step_limit,
 )
 
 
 @dataclass(frozen=True)
-class MinimumResidual(IterativeSolver):
+class MinimumResidual(ResidualSolver):
     """Solve A x = b, A symmetric and not singular, definite or not (MINRES: Paige & Saunders 1975).
 
     Each step takes the x in the Krylov space of b whose residual is smallest, so that the residual never grows.
@@ -45,12 +44,6 @@ class MinimumResidual(IterativeSolver):
     tensor([ 1.0000, -0.5000,  0.2500])
     """
 
-    rtol: float = 1e-2
-    max_steps: int | None = None
-
-    def __post_init__(self) -> None:
-        check_stopping(self.rtol, self.max_steps)
-
     def solve(self, operator: LinearOperator, b: Tensor, *, generator: Seed = None) -> Solution:
         """Return x with A x ≈ b for b (P,) or (P, K). Deterministic."""
         check_right_hand_side(operator, b)
@@ -58,7 +51,7 @@ class MinimumResidual(IterativeSolver):
 
 
 @dataclass(frozen=True)
-class MinimumResidualState:
+class MinimumResidualState(ResidualState):
     """Where the recurrence stands: Lanczos' vectors, and a QR of its tridiagonal matrix by rotations (c, s).
 
     Attributes:
@@ -93,13 +86,8 @@ class MinimumResidualState:
         """The iterates, (P, K)."""
         return self.unscaled * self.scale
 
-    @property
-    def status(self) -> str:
-        """The largest residual."""
-        return f"residual {float(self.relative_residuals.max()):.2g}"
 
-
-class _Recurrence:
+class _Recurrence(ResidualMethod):
     """The method, for `iterate`.
 
     Differs from scipy's minres in:
@@ -108,29 +96,24 @@ class _Recurrence:
     3. it has no shift and no preconditioner, and it estimates no norms and no condition number.
     """
 
+    together = False
+
     def __init__(self, solver: MinimumResidual, operator: LinearOperator, b: Tensor) -> None:
         self.solver, self.operator, self.b = solver, operator, b
-        self.columns = b[:, None] if b.ndim == 1 else b
+        self.sides = b[:, None] if b.ndim == 1 else b
         self.limit = step_limit(solver.max_steps, operator)
 
     @cached_property
     def _foreseen(self) -> float | None:
         if not self.operator.is_psd:  # the trace says nothing of eigenvalues on both sides of 0
             return None
-        number = self.columns.shape[1]
-        return foreseen_columns(self.operator, number, self.solver.rtol, blocks=number)
-
-    def foreseen(self, columns: int) -> float | None:
-        return self._foreseen and self._foreseen / columns
-
-    def expected_steps(self, state: MinimumResidualState) -> float | None:
-        return self.foreseen(self.columns.shape[1]) or expected_steps(state.history, self.solver.rtol)
+        return super()._foreseen
 
     def depends_on(self) -> Mapping[str, Any]:
         return depends_on(self.solver, self.operator, self.b)
 
     def init(self) -> MinimumResidualState:
-        columns = self.columns
+        columns = self.sides
         scale = self.operator.norm(columns)
         unit = torch.where(scale > 0, scale, torch.ones_like(scale))
         zeros, zero, residual = torch.zeros_like(columns), torch.zeros_like(scale), (scale > 0).to(scale)
@@ -188,9 +171,9 @@ class _Recurrence:
 
     def result(self, state: MinimumResidualState) -> Solution:
         x = state.x
-        reached = relative_norm(self.operator, self.columns - self.operator @ x, self.columns)
+        reached = relative_norm(self.operator, self.sides - self.operator @ x, self.sides)
         converged = bool((reached <= self.solver.rtol).all())
         history = torch.stack(state.history) if state.history else None
-        num_matvecs = (state.num_steps + 1) * self.columns.shape[1]
+        num_matvecs = (state.num_steps + 1) * self.sides.shape[1]
         shape = self.b.shape
         return Solution(x.reshape(shape), reached.reshape(shape[1:]), converged, num_matvecs, history=history)

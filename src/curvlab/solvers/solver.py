@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -63,6 +64,55 @@ class IterativeSolver:
             callback=self.callback,
             checkpoint=self.checkpoint,
         )
+
+
+@dataclass(frozen=True)
+class ResidualSolver(IterativeSolver):
+    """A solver that ends at a relative residual, or after a number of steps."""
+
+    rtol: float = 1e-2
+    max_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        check_stopping(self.rtol, self.max_steps)
+
+
+class ResidualState:
+    """What the states of such solvers tell on a bar.
+
+    Attributes:
+        relative_residuals: (K,), as the method knows them.
+    """
+
+    relative_residuals: Tensor
+
+    @property
+    def status(self) -> str:
+        """The largest residual."""
+        return f"residual {float(self.relative_residuals.max()):.2g}"
+
+
+class ResidualMethod:
+    """What is forecast of such a method, for `iterate`."""
+
+    operator: LinearOperator
+    solver: Any
+    sides: Tensor
+    together = True  # whether all columns have one recurrence, as in block methods
+
+    @cached_property
+    def _foreseen(self) -> float | None:
+        number, inverse = self.sides.shape[1], getattr(self.solver, "preconditioner", None)
+        blocks = 1 if self.together else number
+        return foreseen_columns(self.operator, number, self.solver.rtol, inverse, blocks=blocks)
+
+    def foreseen(self, columns: int) -> float | None:
+        """Return how many steps of so many columns there will be; None where nobody can tell."""
+        return self._foreseen and self._foreseen / columns
+
+    def expected_steps(self, state: Any) -> float | None:
+        """Return how many steps there will be, as foreseen, or as the residuals have fallen so far."""
+        return self.foreseen(self.sides.shape[1]) or expected_steps(state.history, self.solver.rtol)
 
 
 def expected_steps(history: Sequence[Tensor], rtol: float) -> float | None:

@@ -139,8 +139,7 @@ def hutchpp_trace(
         return Estimate(exact + rest.value, rest.stderr, width + basis.shape[1] + num_probes)
 
     work = _Products(method, operator, num_matvecs, generator)
-    watch: dict[str, Any] = {"progress": progress, "callback": callback, "checkpoint": checkpoint}
-    return iterate(work, name="Hutch++", **watch)
+    return iterate(work, name="Hutch++", progress=progress, callback=callback, checkpoint=checkpoint)
 
 
 def xtrace(
@@ -205,8 +204,7 @@ def xtrace(
         return Estimate(value, stderr, width + rank)
 
     work = _Products(method, operator, num_matvecs, generator)
-    watch: dict[str, Any] = {"progress": progress, "callback": callback, "checkpoint": checkpoint}
-    return iterate(work, name="XTrace", **watch)
+    return iterate(work, name="XTrace", progress=progress, callback=callback, checkpoint=checkpoint)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from curvlab.arguments import not_negative, whole
 from curvlab.iterate import Checkpoint, iterate
-from curvlab.linalg import LinearOperator, checked_product, generator_for, orthonormalise
+from curvlab.linalg import LinearOperator, bordered, checked_product, generator_for, orthonormalise
 from curvlab.problem.memory import Memory, share_of_free
 from curvlab.seeding import Seed
 from curvlab.shown import Shown, Summary, counted, first_values
@@ -216,20 +216,12 @@ class BlockLanczos:
     def step(self) -> None:
         """Add the pending block to the basis, multiply by it, and find the next block."""
         self._make_room()
-        old_size, block = self.basis.shape[1], self._block
+        block = self._block
         products = checked_product(self.operator, block)
         self.num_matvecs += block.shape[1]
         self._append(block)
-        corner = self.operator.gram(block, products).double().cpu()
-        size = self.basis.shape[1]
-        projected = torch.zeros(size, size, dtype=torch.float64)
-        projected[:old_size, :old_size] = self.projected
-        projected[old_size:, old_size:] = (corner + corner.T) / 2
-        below = self._coupling.shape[1]  # columns of the block before: B couples only to it
-        projected[old_size:, old_size - below : old_size] = self._coupling
-        projected[old_size - below : old_size, old_size:] = self._coupling.T
-        self.projected = projected
-        scale = float(torch.linalg.matrix_norm(projected, ord=2))
+        self.projected = bordered(self.projected, self._coupling, self.operator.gram(block, products))
+        scale = float(torch.linalg.matrix_norm(self.projected, ord=2))
         self._block, self._coupling = orthonormalise(
             self.operator,
             products,

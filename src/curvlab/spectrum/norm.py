@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -68,8 +67,8 @@ def frobenius_norm(
         return operator.inner(*pair)
 
     work = Forms(operator, forms, num_probes, width, distribution, generator, batch_size)
-    watch: dict[str, Any] = {"progress": progress, "callback": callback, "checkpoint": checkpoint}
-    square = Estimate.from_samples(iterate(work, name="Frobenius norm", **watch), num_probes * per_probe)
+    samples = iterate(work, name="Frobenius norm", progress=progress, callback=callback, checkpoint=checkpoint)
+    square = Estimate.from_samples(samples, num_probes * per_probe)
     value = math.sqrt(max(square.value, 0.0))
     # d sqrt(s) = ds / (2 sqrt(s)), but never more than the root of the error where the square is mere noise.
     stderr = square.stderr / max(2 * value, math.sqrt(square.stderr)) if square.stderr > 0 else square.stderr

@@ -182,8 +182,7 @@ def hutchinson_trace(
         return len(samples) * (estimate.stderr / (rtol * abs(estimate.value))) ** 2
 
     work = Forms(operator, forms, most, chunk_size, distribution, generator, rtol, fewest, needed)
-    watch: dict[str, Any] = {"progress": progress, "callback": callback, "checkpoint": checkpoint}
-    samples = iterate(work, name="trace", **watch)
+    samples = iterate(work, name="trace", progress=progress, callback=callback, checkpoint=checkpoint)
     return Estimate.from_samples(samples, len(samples))
 
 
@@ -229,5 +228,5 @@ def mean_eigenvalue(
 
     width = chunk_size if batch_size is None else 1
     work = Forms(operator, forms, num_probes, width, distribution, generator, batch_size)
-    watch: dict[str, Any] = {"progress": progress, "callback": callback, "checkpoint": checkpoint}
-    return Estimate.from_samples(iterate(work, name="mean eigenvalue", **watch), num_probes)
+    samples = iterate(work, name="mean eigenvalue", progress=progress, callback=callback, checkpoint=checkpoint)
+    return Estimate.from_samples(samples, num_probes)

@@ -16,7 +16,7 @@ from curvlab.curvature.linearise import use_vmap
 from curvlab.influence.derivatives import checked_points
 from curvlab.linalg import LinearOperator, flatten, flatten_columns, identity, unflatten, unflatten_columns
 from curvlab.problem import Data, Loss, Problem
-from curvlab.problem.batch import Batch, Inputs, take
+from curvlab.problem.batch import Batch, Inputs, take, weighted
 from curvlab.problem.model_function import check_finite
 from curvlab.problem.records import Records
 
@@ -140,22 +140,20 @@ class ProximalBregmanObjective:
     def value(self, displacement: Tensor, *, columns: Tensor | None = None) -> Tensor:
         """Return Q_z(θ* + εu), (K,). Cost: 1F a column. Rounding hides it where ε‖u‖ is below about 1e-7."""
         function, loss = self.problem.function, self.problem.loss
-        places = [
-            (self._moved(column, index), index)
-            for column, index in zip(displacement.unbind(1), self._chosen(columns), strict=True)
-        ]
+        chosen = range(self.num_points) if columns is None else columns.tolist()
+        moved = [self._moved(*each) for each in zip(displacement.unbind(1), chosen, strict=True)]
 
         def of_batch(inputs: Inputs, targets: Tensor, weights: Tensor | None) -> Tensor:
             reference = function(function.parameters, inputs)
             found = []
-            for moved, _ in places:
-                divergence = loss.bregman_divergence(function(moved, inputs), reference, targets)
+            for values in moved:
+                divergence = loss.bregman_divergence(function(values, inputs), reference, targets)
                 found.append(divergence.sum() if weights is None else weights @ divergence)
             return torch.stack(found)
 
         with torch.no_grad():
             divergence = sum(self.problem.map(of_batch), start=torch.zeros_like(displacement[0]))
-            own = torch.stack([self._own_loss(moved, index) for moved, index in places])
+            own = torch.stack([self._own_loss(*each) for each in zip(moved, chosen, strict=True)])
         epsilon = self._epsilon(columns)
         proximity = 0.5 * self.damping * epsilon**2 * displacement.square().sum(0)
         return divergence / self.problem.divisor + epsilon * own + proximity
@@ -182,17 +180,17 @@ class ProximalBregmanObjective:
         function, loss, parameters = self.problem.function, self.problem.loss, self._parameters
 
         def pulled_back(weight: Tensor, step: Sequence[Tensor], batch: tuple[Any, ...]) -> tuple[Tensor, ...]:
-            inputs, targets, at_reference, shaped = batch
+            inputs, targets, at_reference, weights = batch
             moved = tuple(p + weight * s for p, s in zip(parameters, step, strict=True))
             outputs, pull_back = vjp(lambda values: function(values, inputs), moved)[:2]
             change = (loss.gradient(outputs, targets) - at_reference) / weight
-            return pull_back(change if shaped is None else shaped * change)[0]
+            return pull_back(weighted(change, weights))[0]
 
         def together(epsilon: Tensor, steps: Sequence[Tensor], *batch: Any) -> tuple[Tensor, ...]:
             inputs, targets, weights = batch
             with torch.no_grad():
                 reference = function(parameters, inputs)
-            given = (inputs, targets, loss.gradient(reference, targets), _shaped(weights, reference))
+            given = (inputs, targets, loss.gradient(reference, targets), weights)
             return reference, *vmap(pulled_back, in_dims=(0, 0, None))(epsilon, steps, given)
 
         if use_vmap(function, "auto", inputs):
@@ -207,7 +205,7 @@ class ProximalBregmanObjective:
             reference = function(parameters, inputs)
         check_finite(reference)
         loss.check(reference, targets)
-        batch = (inputs, targets, loss.gradient(reference, targets), _shaped(weights, reference))
+        batch = (inputs, targets, loss.gradient(reference, targets), weights)
         if use_vmap(function, "auto", inputs):
             return flatten_columns(vmap(pulled_back, in_dims=(0, 0, None))(epsilon, steps, batch))
         columns = [
@@ -253,20 +251,12 @@ class ProximalBregmanObjective:
         ((inputs, target),) = self.points.data.select(torch.tensor([index]))
         return self.problem.loss.own_loss(self.problem.function(parameters, inputs), target).sum()
 
-    def _chosen(self, columns: Tensor | None) -> list[int]:
-        return list(range(self.num_points)) if columns is None else columns.tolist()
-
     def _epsilon(self, columns: Tensor | None) -> Tensor:
         return self.epsilon if columns is None else self.epsilon[columns]
 
     def _moved(self, column: Tensor, index: int) -> list[Tensor]:
         steps = unflatten(self.epsilon[index] * column, self.problem.parameters)
         return [value + step for value, step in zip(self.problem.parameters, steps, strict=True)]
-
-
-def _shaped(weights: Tensor | None, outputs: Tensor) -> Tensor | None:
-    """Return the examples' weights, (N,), with the outputs' number of axes."""
-    return None if weights is None else weights.reshape(-1, *[1] * (outputs.ndim - 1))
 
 
 def per_point(epsilon: float | Tensor, num_points: int) -> Tensor:

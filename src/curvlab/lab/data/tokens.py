@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,7 +133,9 @@ def token_splits(corpus: TextCorpus, tokenizer: str, *, sequence_length: int) ->
 
     sets = []
     for part, documents in (("train", corpus.train), ("test", corpus.test)):
-        stream = torch.tensor([end, *_stream(encoder, documents, end)])
+        # Documents of a corpus are in its own form already: `prepare` is for other text.
+        encodings = encoder.encode_batch(list(documents), add_special_tokens=False)
+        stream = torch.tensor([end, *(token for each in encodings for token in (*each.ids, end))])
         count = (len(stream) - 1) // sequence_length
         if count < 1:
             raise ValueError(
@@ -156,13 +158,6 @@ def token_splits(corpus: TextCorpus, tokenizer: str, *, sequence_length: int) ->
         std=(),
         encode=encode,
     )
-
-
-def _stream(encoder: Any, documents: Sequence[str], end: int) -> Iterator[int]:
-    # Documents of a corpus are in its own form already: `prepare` is for other text.
-    for encoding in encoder.encode_batch(list(documents), add_special_tokens=False):
-        yield from encoding.ids
-        yield end
 
 
 def _vocabulary(encoder: Any) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -200,11 +200,9 @@ def _target_section(folder: ResultFolder, others: Sequence[ResultFolder]) -> lis
         f"`{folder.command}`, {_cost(record)}; {folder.computed_by}. {', '.join(files)}, "
         f"[claims.json]({place}/claims.json), [run.json]({place}/run.json)."
     ]
-    lines += [
-        f"[{other.preset}]({other.item}/{other.preset}): {_tally(other.claims)}."
-        for other in others
-        if other.claims
-    ]
+    for other in (each for each in others if each.claims):
+        tally = ", ".join(f"{count} {verdict}" for verdict, count in count_verdicts(other.claims).items())
+        lines.append(f"[{other.preset}]({other.item}/{other.preset}): {tally}.")
     board = [board_of([*others, folder]).shown(), ""] if folder.key == "benchmarks/board" else []
     lines += ["", *board, *_claims_table(folder.claims), *_settings(record)]
     return lines
@@ -354,10 +352,6 @@ def note(result: ClaimResult) -> str:
     if not text.startswith("needed: "):
         text = f"needed: {result.claim.criterion}. {text}".strip()
     return text if len(text) <= _LONGEST_NOTE else f"{text[:_LONGEST_NOTE].rpartition(' ')[0]} …"
-
-
-def _tally(results: Iterable[ClaimResult]) -> str:
-    return ", ".join(f"{count} {verdict}" for verdict, count in count_verdicts(results).items()) or "no result yet"
 
 
 def _cost(record: Mapping[str, Any]) -> str:

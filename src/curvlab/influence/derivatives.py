@@ -178,6 +178,12 @@ def in_order(problem: Problem, indices: Tensor) -> Problem:
     return replace(problem, weights=None, selected=selected, given_divisor=problem.divisor)
 
 
+def sources_of(problem: Problem, points: Tensor | Sequence[int] | None) -> tuple[Problem, Tensor]:
+    """Return the examples that are asked for, all by default, of weight 1 each, and their indices."""
+    chosen = checked_points(points, problem.num_examples)
+    return replace(problem, weights=None) if points is None else in_order(problem, chosen), chosen
+
+
 def checked_measurement(problem: Problem, measurement: Measurement | None) -> Measurement:
     """Return the measurement, by default each example's loss, or raise where it is no function."""
     if measurement is not None and (isinstance(measurement, type) or not callable(measurement)):

@@ -17,11 +17,10 @@ from curvlab.curvature.rows import DenseRows, OuterRows
 from curvlab.files import decode, encode, write_atomically
 from curvlab.influence.derivatives import (
     Measurement,
-    checked_points,
     derivatives_along,
     directional_derivatives,
-    in_order,
     per_example_gradients,
+    sources_of,
 )
 from curvlab.influence.results import Origin
 from curvlab.influence.scores import Influence, Retraining, check_run, curvature_added, warn_unless_converged
@@ -144,7 +143,7 @@ class PreparedInfluence(Shown):
         Cost: for each test example a gradient, a few products, and a derivative of the training losses.
         """
         solution = self._solved(per_example_gradients(self.problem.with_data(test), measurement=measurement).T)
-        sources, chosen = self._sources(points)
+        sources, chosen = sources_of(self.problem, points)
         scores = -directional_derivatives(sources, directions=solution.x, batch_size=self._batch_size).T
         measured, damping = measurement is not None, self.damped.damping
         origin = Origin.of(
@@ -177,10 +176,10 @@ class PreparedInfluence(Shown):
         """
         of = of or (lambda name: name.rpartition(".")[0] or name)
         x = self._solved(per_example_gradients(self.problem.with_data(test)).T).x
-        sources, _ = self._sources(points)
+        sources, _ = sources_of(self.problem, points)
         found: dict[str, Tensor] = {}
         sizes = [parameter.numel() for parameter in self.problem.parameters]
-        for name, rows in zip(self._names, torch.arange(len(x)).split(sizes), strict=True):
+        for name, rows in zip(self.problem.function.names, torch.arange(len(x)).split(sizes), strict=True):
             found.setdefault(of(name), torch.zeros_like(x))[rows] = x[rows]
         return {
             name: -directional_derivatives(sources, directions=part, batch_size=self._batch_size).T
@@ -218,7 +217,7 @@ class PreparedInfluence(Shown):
                 f"{type(self.problem.given_loss).__name__} has no tokens: by_token needs nn.CrossEntropyLoss over "
                 "sequences, outputs (N, T, C) and targets (N, T)"
             )
-        tested, (sources, _) = self.problem.with_data(test), self._sources(points)
+        tested, (sources, _) = self.problem.with_data(test), sources_of(self.problem, points)
         solved, other = (tested, sources) if split == "points" else (sources, tested)
         x = self._solved(per_example_gradients(solved).T).x
         pieces = derivatives_along(other, x, self._token_losses, self._batch_size)
@@ -249,7 +248,7 @@ class PreparedInfluence(Shown):
             kept = (inverse.vectors, inverse.eigenvalues)
         elif isinstance(inverse, RowsInverse):
             kept = tuple(part.tensors for part in inverse.parts)
-        entry = {"key": self._key.entries, "kind": type(inverse).__name__, "kept": kept}
+        entry = {"key": _key(self.damped).entries, "kind": type(inverse).__name__, "kept": kept}
         others = {"rtol": self.solver.rtol, "num_matvecs": self.num_matvecs, "rank": self.rank}
         others |= {"damping": self.damped.damping}
         write_atomically(Path(path), encode(entry | others, _HEADER))
@@ -299,14 +298,6 @@ class PreparedInfluence(Shown):
         return cls(problem, damped, solver, entry["num_matvecs"], entry["rank"])
 
     @property
-    def _key(self) -> Key:
-        return _key(self.damped)
-
-    @property
-    def _names(self) -> list[str]:
-        return [name for name, parameter in self.problem.model.named_parameters() if parameter.requires_grad]
-
-    @property
     def _batch_size(self) -> int:
         return self.problem.data.batch_size
 
@@ -314,12 +305,6 @@ class PreparedInfluence(Shown):
         solution = self.solver.solve(self.damped, columns.contiguous())
         warn_unless_converged(solution)
         return solution
-
-    def _sources(self, points: Tensor | Sequence[int] | None) -> tuple[Problem, Tensor]:
-        chosen = checked_points(points, self.problem.num_examples)
-        if points is None:
-            return replace(self.problem, weights=None), chosen
-        return in_order(self.problem, chosen), chosen
 
 
 def _key(damped: LinearOperator) -> Key:

@@ -16,10 +16,9 @@ from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence.derivatives import (
     Measurement,
     OverProcesses,
-    checked_points,
     directional_derivatives,
-    in_order,
     per_example_gradients,
+    sources_of,
 )
 from curvlab.influence.lengths import Retraining
 from curvlab.influence.results import Origin, PointScores
@@ -32,7 +31,7 @@ from curvlab.progress import can_be_silent
 from curvlab.seeding import generator_of
 from curvlab.shown import Summary, counted
 from curvlab.solvers import Solution, Solver, TrainingFilter, default_solver
-from curvlab.solvers.solver import IterativeSolver
+from curvlab.solvers.solver import IterativeSolver, checked_solver
 from curvlab.training import RunLength, TrainingHistory, TrainingRun
 
 
@@ -165,27 +164,17 @@ def influence(
     damping, time = curvature_added(damping, run, retraining, filtered=filtered)
     if solver is not None and rtol is not None:
         raise ValueError("rtol is that of the default solver: give it to the solver instead.")
-    if solver is not None and (isinstance(solver, type) or not hasattr(solver, "solve")):
-        raise TypeError(
-            f"solver must be one of curvlab.solvers, such as ConjugateGradient(rtol=1e-2), got {solver}"
-        )
-    if solver is not None and filtered:
+    if solver is not None and checked_solver(solver) and filtered:
         raise ValueError("filtered=True has a solver of its own, TrainingFilter: leave one of the two out.")
     if not isinstance(model, Problem) and not hasattr(model, "example_gradients"):
         checked_model(model)
     if isinstance(model, nn.Module | Problem):
+        if test is None or (points is not None and candidates is not None):
+            raise TypeError("pass test=..., the examples that are measured; and points or candidates, not both")
+        problem = Problem.of(model, loss, train, weights, memory_budget, batch_size=batch_size).normalised()
+        check_run(run, problem)
         sides = _on_one_process(
-            model,
-            loss,
-            train,
-            test,
-            points=points,
-            candidates=candidates,
-            run=run,
-            measurement=measurement,
-            batch_size=batch_size,
-            memory_budget=memory_budget,
-            weights=weights,
+            problem, test, points=points, candidates=candidates, measurement=measurement, batch_size=batch_size
         )
     elif test is None or any(g is not None for g in (loss, train, points, candidates, batch_size, memory_budget)):
         raise TypeError(
@@ -258,32 +247,22 @@ class _Sides:
 
 
 def _on_one_process(
-    model: nn.Module | Problem,
-    loss: Loss | None,
-    train: Data | None,
-    test: Data | None,
+    problem: Problem,
+    test: Data,
     *,
     points: Tensor | Sequence[int] | None,
     candidates: Data | None,
-    run: TrainingHistory | RunLength | TrainingRun | None,
     measurement: Measurement | None,
     batch_size: int | None,
-    memory_budget: float | None,
-    weights: Tensor | None,
 ) -> _Sides:
     """Return the systems of the side that has fewer examples."""
-    if test is None or (points is not None and candidates is not None):
-        raise TypeError("pass test=..., the examples that are measured; and points or candidates, not both")
-    problem = Problem.of(model, loss, train, weights, memory_budget, batch_size=batch_size).normalised()
-    check_run(run, problem)
     tested, size = problem.with_data(test), DEFAULT_BATCH_SIZE if batch_size is None else batch_size
     if candidates is not None:
         sources, chosen = problem.with_data(candidates, name="candidates"), None
         num_sources = sources.num_examples
     else:
-        chosen = checked_points(points, problem.num_examples)
+        sources, chosen = sources_of(problem, points)
         num_sources = len(chosen)
-        sources = replace(problem, weights=None) if points is None else in_order(problem, chosen)
 
     def along(of: Problem, directions: Tensor, measured: Measurement | None) -> Tensor:
         return -directional_derivatives(of, directions=directions, measurement=measured, batch_size=size)

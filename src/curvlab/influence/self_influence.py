@@ -23,6 +23,7 @@ from curvlab.progress import can_be_silent
 from curvlab.seeding import generator_of
 from curvlab.shown import Summary, counted
 from curvlab.solvers import Solver, default_solver
+from curvlab.solvers.solver import checked_solver
 
 
 @dataclass(frozen=True, repr=False)
@@ -246,11 +247,10 @@ class _System:
     def solve(self, state: SolvedState, sides: Tensor) -> tuple[Tensor, SolvedState]:
         """Return A⁻¹ B, and the state with its outcome."""
         operator, solver = self.operator, self.solver
-        if solver is not None and not hasattr(solver, "solve"):
-            raise TypeError(f"solver must be one of curvlab.solvers, e.g. Direct(), got {solver!r}")
         if solver is None:
             solver = default_solver(operator.shape[0], sides.shape[1], rtol=self.rtol)
-        solution = solver.solve(operator, sides, generator=generator_of(self.generator, operator.device))
+        generator = generator_of(self.generator, operator.device)
+        solution = checked_solver(solver).solve(operator, sides, generator=generator)
         return solution.x, replace(
             state,
             residual=max(state.residual, float(solution.residual.max())),

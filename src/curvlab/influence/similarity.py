@@ -19,6 +19,7 @@ from curvlab.progress import can_be_silent
 from curvlab.seeding import generator_of
 from curvlab.shown import Shown, Summary, counted
 from curvlab.solvers import Solver
+from curvlab.solvers.solver import checked_solver
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,13 +97,11 @@ def similarities(
     if operator is None:
         raise TypeError("pass operator=..., the damped curvature A")
     problem = Problem.of(model, loss, examples)
-    if not hasattr(solver, "solve"):
-        raise TypeError(f"solver must be one of curvlab.solvers, e.g. BlockConjugateGradient(), got {solver!r}")
     generator = None if generator is None else generator_of(generator, operator.device)
     batch_size, columns = whole("batch_size", batch_size), None if columns is None else whole("columns", columns)
     blocks = torch.arange(problem.num_examples).split(columns or problem.num_examples)
     return iterate(
-        _Blocks(problem, operator, solver, blocks, batch_size, generator),
+        _Blocks(problem, operator, checked_solver(solver), blocks, batch_size, generator),
         name="similarities",
         total=len(blocks),
         progress=progress,

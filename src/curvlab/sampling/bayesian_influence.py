@@ -10,13 +10,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from curvlab.arguments import whole
-from curvlab.curvature.linearise import use_vmap
 from curvlab.influence.results import Origin, PointScores
+from curvlab.influence.retraining.responses import of_copies
 from curvlab.iterate import Checkpoint, iterate
-from curvlab.linalg import unflatten, unflatten_columns
 from curvlab.problem import Data, Loss, Problem
 from curvlab.problem.batch import Inputs
 from curvlab.sampling.settings import SGLDSettings, chosen_sampler
@@ -264,21 +262,10 @@ class _Chains:
         return state.tests, state.points
 
 
-@torch.no_grad()
 def _losses(problem: Problem, positions: Tensor) -> Tensor:
     """Return the loss of each example at the chains' positions, (C, P) -> (C, N), fp64."""
-    function = problem.function
 
     def of_batch(inputs: Inputs, targets: Tensor, _: Tensor | None) -> Tensor:
-        def of_one(*values: Tensor) -> Tensor:
-            return function(values, inputs)
-
-        if len(positions) > 1 and use_vmap(function, "auto", inputs):
-            outputs = vmap(of_one)(*unflatten_columns(positions.T, function.live_parameters))
-        else:
-            each = [of_one(*unflatten(position, function.live_parameters)) for position in positions]
-            outputs = torch.stack(each)
-        problem.loss.check(outputs[0], targets)
-        return torch.stack([problem.loss.own_loss(each, targets) for each in outputs]).double()
+        return of_copies(problem, positions.T, inputs, targets, problem.loss.own_loss).double()
 
     return torch.cat(list(problem.map(of_batch)), dim=1)

@@ -208,29 +208,17 @@ class LLC(Shown):
         burnin = nbeta * burnin_excess.double().cpu()
         per_chain = coefficients.mean(1)
         value = float(per_chain.mean())
-        rhat = split_rhat(coefficients)
         ess, ess_tail = (effective_sample_size(coefficients, kind) for kind in ("bulk", "tail"))
-        stderr = standard_error(coefficients)
+        mixing: dict[str, Any] = {"rhat": split_rhat(coefficients), "ess": ess, "ess_tail": ess_tail}
+        mixing["stderr"] = stderr = standard_error(coefficients)
         return cls(
             value=value,
-            stderr=stderr,
             per_chain=per_chain,
             wbic=num_examples * (initial_loss + value / nbeta),
             wbic_stderr=num_examples * stderr / nbeta,
             initial_loss=initial_loss,
-            rhat=rhat,
-            ess=ess,
-            ess_tail=ess_tail,
             problems=problems_of(
-                coefficients,
-                burnin,
-                rhat=rhat,
-                ess=ess,
-                ess_tail=ess_tail,
-                stderr=stderr,
-                descent=descent,
-                cutoff=localization / nbeta,
-                **measured,
+                coefficients, burnin, **mixing, descent=descent, cutoff=localization / nbeta, **measured
             ),
             losses=initial_loss + coefficients / nbeta,
             burnin_losses=initial_loss + burnin / nbeta,
@@ -239,6 +227,7 @@ class LLC(Shown):
             localization=localization,
             num_examples=num_examples,
             num_gradients=num_gradients,
+            **mixing,
             **measured,
         )
 

@@ -194,8 +194,7 @@ def measure_recipe(
         generator: of probes and batches.
     """
     generator = generator_for(operator, generator)
-    _check_undamped(operator, damping)
-    safety, budget = _checked(safety, budget)
+    safety, budget = _checked(operator, damping, safety, budget)
     num_leading, num_probes, num_batches, num_pointed = (4, 4, 64, 64) if budget is None else (1, 1, 16, 16)
     leading = _leading(operator, num_leading, budget, progress=progress, generator=generator)
     trace = hutchinson_trace(
@@ -247,10 +246,6 @@ def measure_recipe(
     )
 
 
-def _checked(safety: float, budget: float | None) -> tuple[float, float | None]:
-    return positive("safety", safety), None if budget is None else positive("budget", budget)
-
-
 def _leading(
     operator: LinearOperator, k: int, budget: float | None, *, progress: bool, generator: torch.Generator | None
 ) -> Eigenvalues:
@@ -261,8 +256,10 @@ def _leading(
     return top_eigenvalues(operator, k, rtol=rtol, max_matvecs=most, progress=progress, generator=generator)
 
 
-def _check_undamped(operator: LinearOperator, damping: float) -> None:
-    """Raise a ValueError unless a recipe for operator + damping I can be measured."""
+def _checked(
+    operator: LinearOperator, damping: float, safety: float, budget: float | None
+) -> tuple[float, float | None]:
+    """Return safety and budget, or raise a ValueError where no recipe for operator + damping I can be measured."""
     positive("damping", damping, "LiSSA takes 1 / (step_size damping) steps")
     if operator.damping != 0:
         raise ValueError(
@@ -271,6 +268,7 @@ def _check_undamped(operator: LinearOperator, damping: float) -> None:
         )
     if not operator.is_psd:
         raise IndefiniteOperatorError(operator, "is not positive semi-definite, as condition C.1 of the recipe is")
+    return positive("safety", safety), None if budget is None else positive("budget", budget)
 
 
 @can_be_silent
@@ -333,8 +331,7 @@ def measure_importance_recipe(
     Cost: some products for λmax, and (1 + C) / 5 products for the traces of C outputs.
     """
     generator = generator_for(operator, generator)
-    _check_undamped(operator, damping)
-    safety, budget = _checked(safety, budget)
+    safety, budget = _checked(operator, damping, safety, budget)
     found = example_importance(operator, generator=generator)
     if found.constant is None:
         weighted = ImportanceOperator(operator, found.probabilities)  # type: ignore[arg-type]  # it has traces

@@ -30,6 +30,15 @@ class Solver(Protocol):
         ...
 
 
+def checked_solver(solver: Solver) -> Solver:
+    """Return the solver, or raise a TypeError where it is none."""
+    if isinstance(solver, type) or not hasattr(solver, "solve"):
+        raise TypeError(
+            f"solver must be one of curvlab.solvers, such as ConjugateGradient(rtol=1e-2), got {solver!r}"
+        )
+    return solver
+
+
 @dataclass(frozen=True, kw_only=True)
 class IterativeSolver:
     """What every solver that takes steps is told beside its settings, see `curvlab.iterate.iterate`.

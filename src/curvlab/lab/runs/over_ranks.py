@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -27,14 +27,10 @@ def is_first() -> bool:
     return not launched() or os.environ["RANK"] == "0"
 
 
-@contextmanager
-def together() -> Iterator[None]:
+def together() -> AbstractContextManager[Any]:
     """Join the other processes, if there are any: an error of one ends all with its message."""
-    with nullcontext() if not launched() else _joined():
-        yield
-
-
-def _joined() -> Any:
+    if not launched():
+        return nullcontext()
     from curvlab.parallel import joined
 
     return joined(timeout_seconds=3600.0)  # rank 0 may draw figures, or write to a slow disk, meanwhile
@@ -42,8 +38,11 @@ def _joined() -> Any:
 
 def quiet(cfg: DictConfig) -> DictConfig:
     """Return the config of this process: other ranks than 0 report no progress and record nothing."""
-    if is_first():
-        return cfg
+    return cfg if is_first() else silenced(cfg)
+
+
+def silenced(cfg: DictConfig) -> DictConfig:
+    """Return the config of a run that reports no progress and records nothing."""
     own = cfg.copy()
     OmegaConf.set_struct(own, False)
     own.progress, own.tracker = False, {"name": "none"}

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from curvlab.lab.models.unread import network
+from curvlab.lab.runs.over_ranks import silenced
 from curvlab.lab.runs.run import Run
 from curvlab.lab.runs.store import Store
 from curvlab.lab.targets.help import published_record
@@ -95,9 +96,7 @@ def stored_units(target: Target, cfg: DictConfig) -> Iterator[str]:
     """
     if cfg.preset == "paper" or cfg.force or not Path(cfg.store.root).is_dir():
         return
-    own = cfg.copy()
-    OmegaConf.set_struct(own, False)
-    own.progress, own.tracker = False, {"name": "none"}
+    own = silenced(cfg)
     run = Run(own, key=target.key, title=target.title)
     run.store = _LookingStore(cfg.store.root)
     try:

@@ -336,6 +336,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     kept = _papers_four(table[~lost])
     full = {"rouge": SCORES["rouge"]}
     figures = {"figure.png": _half(kept, _papers_four(paper), "full", full, note)}
+    figures["figure.png"].axes[0].axhline(computed["start"].rouge.iloc[0], color="black", linestyle="--")
     logarithm = table.assign(logarithm=np.log(table.train_perplexity))
     labels = {"logarithm": "log of training perplexity / momentum's", "rouge": "ROUGE less momentum's (points)"}
     rank = int(computed.config["tuned_rank"])

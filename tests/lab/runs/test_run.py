@@ -358,3 +358,13 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     text = "device=cuda:1, but torch sees no GPU here; use device=cpu"
     refuses(text, torch_device, "cuda:1", error=ConfigurationError)
+
+
+def test_a_device_that_is_not_there_is_told_to_the_tracker(
+    checkout: Path, calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigurationError), start("device=cuda"):
+        pytest.fail("it must not begin")
+    text = "device=cuda, but torch sees no GPU here; use device=cpu or device=auto."
+    assert calls == [("finish", f"ConfigurationError: {text}")]

@@ -55,6 +55,7 @@ def start(cfg: DictConfig, *, key: str, title: str) -> Iterator[Run]:
     """
     run = Run(cfg, key=key, title=title)
     try:
+        _ = run.device  # after the tracker has begun, which then shows that it is not there
         yield run
     except BaseException as error:
         run.tracker.finish(without_paths(f"{type(error).__name__}: {error}"))
@@ -85,7 +86,6 @@ class Run:
         command = Command.of(cfg)
         self.target = command.make_target or key.replace("/", "-")
         self.title = title
-        self.device = torch_device(cfg.device)
         paper, item = key.split("/")
         name = command.folder_name(cfg.preset)
         self.folder = Path(cfg.results.root) / paper / item / name
@@ -274,6 +274,11 @@ class Run:
         lock.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(lock):
             yield
+
+    @functools.cached_property
+    def device(self) -> torch.device:
+        """See the class."""
+        return torch_device(self.cfg.device)
 
     def hand_to_tracker(self, numbers: Mapping[str, float], curves: Iterable[pd.DataFrame] = ()) -> None:
         """Send curves over their index, numbers, tables, figures and the whole folder to the tracker."""

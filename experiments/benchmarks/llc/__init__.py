@@ -17,7 +17,7 @@ curvlab's estimate at the same settings, and the loss of devinterp's batches bes
 chains (default_sampler.py).
 
 known.csv: polynomials whose value at this n is known by quadrature (polynomials.py). power.csv: how often the
-diagnostics of an estimate flag a drift that was planted, and one that was not (power.py).
+diagnostics of an estimate flag a drift that was planted, and one that was not.
 
 **Exact** (exact.csv, exact_noises.csv): deep linear networks beside their exact values at this n, temperature and
 localization, by Gibbs sampling (exact.py). The samplers at what `choose_sgld_settings` finds for them, SGLD at a

@@ -14,7 +14,7 @@ R-hat is taken of the draws, not of means of several, although a batch's noise h
 limit is derived for draws. Of means of five, where half the variance is that noise, 8 to 13 % of made-up
 estimates worth 120 draws, three times what is asked for, exceeded 1.1 (none, taken of the draws). What the
 noise hides is small against the error of the mean, and the effective number counts what lies between chains,
-too. What these limits, and the drift's, find and miss is a table: `experiments/benchmarks/llc/power.py`.
+too. What these limits, and the drift's, find and miss is a table: `experiments/benchmarks/llc/peers.py`.
 """
 
 from __future__ import annotations

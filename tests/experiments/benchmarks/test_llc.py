@@ -18,9 +18,8 @@ from curvlab.lab import start
 from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from experiments.benchmarks.llc.devinterp_chains import available
-from experiments.benchmarks.llc.peers import floor_seconds
+from experiments.benchmarks.llc.peers import autoregressive, floor_seconds, power_table
 from experiments.benchmarks.llc.polynomials import finite_value
-from experiments.benchmarks.llc.power import autoregressive, power_table
 
 
 @pytest.mark.parametrize(("version", "usable"), [("1.3.2", True), ("2.0.1", False), (None, False)])

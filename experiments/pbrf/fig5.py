@@ -75,7 +75,6 @@ TARGET = Target(
         "factors.removed": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9],
     },
     curves=("table: mean over level by factor, gap",),
-    digits={"points": 4},  # a row for each point and gap
 )
 CURVATURE = "gauss_newton"
 BY_LINEARISED, SOLVER_BY_LISSA = "moved by linearised", "solver by LiSSA"

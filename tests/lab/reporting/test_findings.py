@@ -221,7 +221,7 @@ SIZES = {  # what is said without a number, and what it stands on
     "less on Pima": "tab5/small-against-estimate-logistic-pima-diabetes"
     " < tab5/small-against-estimate-logistic-breast-cancer-l2",
     "at the base training's rate hardly": "abs(tab8/two-stages-mlp-128-128-energy) < 0.2",
-    "at the base training's rate they correlate still less": "tab8/below-pbrf-mlp-128-128-energy"
+    "At the base training's rate they correlate still less": "tab8/below-pbrf-mlp-128-128-energy"
     " > tab8/slow-below-pbrf-mlp-128-128-energy + 0.1",
     "in the paper; solved exactly, hardly": "abs(tab7/exact-mlp-128-128-energy) < 0.1",
     "fewer once they are fitted": "fig6/influence-finds-most-mlp-128-128-mnist-600-overfitted"

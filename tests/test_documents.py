@@ -280,7 +280,7 @@ SAID = {
     "ngd/overfitting.py": "60000",
     "papers/derivations.py": "10,000 1.9 1.9",
     "papers/headlines.yaml": "10 500 1e-5",
-    "papers/misprints.yaml": "20",
+    "papers/misprints.yaml": "0.000 20",
     "papers/pictures.yaml": "10",
     "pbrf/appg.yaml": "0.5 0.1 0.8 1.25",
     "pbrf/appg/__init__.py": "20 103 77 133 5000 10000 10 500",

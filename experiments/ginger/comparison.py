@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from curvlab.lab import Claim, ClaimResult, judge, out_of_reach, panels, plots
-from curvlab.lab.claims.claims import OUT_OF_REACH
+from curvlab.lab.claims import withheld
 from experiments.shared import stats
 
 
@@ -46,15 +46,7 @@ def gated(gate: ClaimResult, results: Iterable[ClaimResult]) -> list[ClaimResult
     if gate.value is None or gate.claim.criterion.holds([gate.value]):
         return [gate, *results]
     why = f"Training does not reach the paper's regime ({gate.claim.id}: {gate.value:.2g})."
-    return [gate, *withheld(results, why)]
-
-
-def withheld(results: Iterable[ClaimResult], why: str) -> list[ClaimResult]:
-    """Return the results out of reach for a reason, with what they have."""
-    return [
-        ClaimResult(own.claim, own.value, own.interval, OUT_OF_REACH, f"{why} {own.explanation}".strip())
-        for own in results
-    ]
+    return [gate, *(withheld(result, why) for result in results)]
 
 
 def draw_by_rank(ax: Axes, table: pd.DataFrame, value: str, *, styles: dict) -> None:

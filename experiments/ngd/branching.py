@@ -27,6 +27,9 @@ from experiments.ngd.trajectories import Network, first_columns, last_state, tra
 from experiments.shared.stats import in_columns
 
 EQUAL_LENGTH = 1.3  # steps of two optimizers that differ by no more are of equal length
+NAMES = {"sgd": "SGD", "ngd": "NGD", "exact-ngd": "exact NGD"}
+RISES = 0.01  # of the LLC at the split: less is no rise
+STILL_RISES = 0.1  # share of the rise since the split, above which the LLC has not levelled off
 BEFORE = "before"  # the branch that all others leave
 PAPER = {
     "model.hidden_sizes": [256, 256],
@@ -176,6 +179,20 @@ class Branches:
         )
         return self.judge_values(claim, task, [sgd, ngd], values, why=why)
 
+    def still_rising(self, task: str, branches: Iterable[str], column: str) -> str:
+        """Return which of the branches' LLCs still rise at the end, so that no plateau is seen; "" if none."""
+        own = self.table[(self.table.task == task) & self.table.valid]
+        split = own[own.branch == BEFORE].groupby("epoch")[column].mean().tail(1).tolist()
+        found = []
+        for branch in branches:
+            levels = [*split, *own[own.branch == branch].groupby("epoch")[column].mean()]
+            if len(levels) < 3:  # the split, and two checkpoints after it
+                continue
+            gain, last = levels[-1] - levels[0], levels[-1] - levels[-2]
+            if gain > RISES * levels[0] and last > STILL_RISES * gain:
+                found.append(f"{branch} by {last:.3g} of {gain:.3g} between the last two checkpoints")
+        return f"No plateau is reached, the LLC still rises: {', '.join(found)}." if found else ""
+
     def why_no_llc(self, task: str, branches: Iterable[str]) -> str:
         """Return why fewer than two seeds have an LLC at the split and after it on these branches."""
         own = self.table[(self.table.task == task) & self.table.branch.isin([BEFORE, *branches])]
@@ -296,16 +313,19 @@ def _from_the_split(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _figure(table: pd.DataFrame) -> Figure:
-    size = (3.5, 3.8 if table.task.nunique() == 1 else 2.6)  # title and legend take their part of a single row
+    several = table.task.nunique() > 1
+    size = (3.5, 2.6 if several else 3.8)  # title and legend take their part of a single row
     figure, rows = panels.rows(table, by="task", columns=len(LABELS), panel_size=size)
     for axes, task, own in rows:
         split = own[own.branch == BEFORE].epoch.max()
         shown = own[own.epoch > split - (own.epoch.max() - split)]  # as many epochs before as after
         for ax, quantity in zip(axes, LABELS, strict=True):
-            _panel(ax, shown, quantity, split)
+            _panel(ax, shown, quantity, split, several)
             panels.frame(ax, x="epoch", y=LABELS[quantity], log="" if quantity == "llc" else "y")
             ax.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
         axes[0].set_title(task, loc="left")
+        if several:
+            axes[1].set_title(f"rates: {_rates(own)}", loc="left", fontsize=8.5)
     number = panels.seeds(table.groupby("task").seed.nunique())
     note = (
         f"dotted: the split; mean over {number}, band: 95 % t interval, of the LLC: of its change since the split"
@@ -315,7 +335,7 @@ def _figure(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _panel(ax: Axes, table: pd.DataFrame, quantity: str, split: int) -> None:
+def _panel(ax: Axes, table: pd.DataFrame, quantity: str, split: int, several: bool) -> None:
     sampled = quantity == "llc"
     usable = table[table.valid] if sampled else table
     at_split = usable[(usable.branch == BEFORE) & (usable.epoch == split)]
@@ -324,7 +344,7 @@ def _panel(ax: Axes, table: pd.DataFrame, quantity: str, split: int) -> None:
         # A norm is of the updates within an epoch, not of the state at its end: nothing joins it to the split.
         joined = own if branch == BEFORE or quantity.endswith("norm") else pd.concat([at_split, own])
         look: dict[str, Any] = {} if sampled else {"marker": "", "least": 0.2}
-        name = _entry(str(branch), float(own.lr.iloc[0]))
+        name = _entry(str(branch), None if several else float(own.lr.iloc[0]))
         panels.lines(ax, joined, x="epoch", y=quantity, styles={name: styles[branch]}, label=name, **look)
     panels.rule(ax, x=split, linestyle=":")
     if sampled:
@@ -335,11 +355,22 @@ def _optimizer(branch: str) -> str:
     return "sgd" if branch.startswith("sgd") else "exact-ngd" if branch.startswith("exact-") else "ngd"
 
 
-def _entry(branch: str, lr: float) -> str:
+def _rates(table: pd.DataFrame) -> str:
+    """Say the learning rates after the split, by optimizer."""
+    after = table[table.branch != BEFORE]
+    rates = after.groupby(after.branch.map(_optimizer), sort=False).lr.unique()
+    return "; ".join(
+        f"{NAMES[name]} {', '.join(f'{rate:g}' for rate in sorted(own))}" for name, own in rates.items()
+    )
+
+
+def _entry(branch: str, lr: float | None) -> str:
+    """Return a line's name in the legend; without `lr`, where rates differ by task, the word for its rate."""
     if branch == BEFORE:
-        return f"before the split: SGD, rate {lr:g}"
-    name = {"sgd": "SGD", "ngd": "NGD", "exact-ngd": "exact NGD"}[_optimizer(branch)]
-    return f"{name}{', not rescaled' if branch.endswith('-unrescaled') else ''}, rate {lr:g}"
+        return "before the split: SGD" + ("" if lr is None else f", rate {lr:g}")
+    word = branch.removesuffix("-unrescaled").rpartition("-")[2]
+    rate = f", rate {lr:g}" if lr is not None else f", {word} rate" if word in RATES else ""
+    return NAMES[_optimizer(branch)] + (", not rescaled" if branch.endswith("-unrescaled") else "") + rate
 
 
 def _style(branch: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Target, out_of_reach
+from curvlab.lab.claims import withheld
 from experiments.ngd.branching import PAPER, Branches, compute, draw  # noqa: F401  this target's
 from experiments.ngd.sampling import measured_both_ways
 
@@ -41,7 +42,10 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             )
             results += [
                 _increasing(faster, found, task, branches, f"{column}_growth"),
-                _increasing(higher, found, task, branches, f"{column}_end"),
+                withheld(
+                    _increasing(higher, found, task, branches, f"{column}_end"),
+                    found.still_rising(task, branches, column),
+                ),
                 found.judge_measure(steady, task, "sgd", f"{column}_change"),
             ]
     return results

@@ -18,10 +18,19 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from curvlab.lab import Run, load_paper_numbers, task_settings
-from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, Interval, bootstrap_interval, judge, out_of_reach
+from curvlab.lab.claims import (
+    Claim,
+    ClaimResult,
+    ClaimSheet,
+    Interval,
+    bootstrap_interval,
+    judge,
+    out_of_reach,
+    withheld,
+)
 from curvlab.lab.claims.claims import DIRECTION_ONLY, OUT_OF_REACH, REPRODUCED
 from experiments.papers import FOLDER
-from experiments.pbrf.gaps import arrived, explained, withheld
+from experiments.pbrf.gaps import arrived, explained
 from experiments.pbrf.minima import MAX_DISTANCE, REACHED, carried_on, small_weight
 from experiments.pbrf.networks import load_network
 from experiments.pbrf.responses import EXACT, OWN_LENGTH, Decomposition

@@ -44,13 +44,13 @@ from omegaconf import DictConfig, OmegaConf
 from curvlab.influence.retraining import GAPS, LABELS, RETRAINED
 from curvlab.lab import Computed, ConfigurationError, Run, Target, panels, plots, task_label, task_settings
 from curvlab.lab import load_paper_numbers as load_numbers
-from curvlab.lab.claims import ClaimResult, ClaimSheet, Interval, out_of_reach, t_interval
+from curvlab.lab.claims import ClaimResult, ClaimSheet, Interval, out_of_reach, t_interval, withheld
 from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.claims.claims import DIRECTION_ONLY, REPRODUCED
 from curvlab.lab.names import reader_names
 from curvlab.training import TrainingDivergedError
 from experiments.papers import FOLDER
-from experiments.pbrf.gaps import arrived, explained, withheld
+from experiments.pbrf.gaps import arrived, explained
 from experiments.pbrf.networks import load_network
 from experiments.pbrf.responses import NORMS, Decomposition
 from experiments.shared import stats

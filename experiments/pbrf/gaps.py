@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from curvlab.influence.retraining import GAPS, LABELS
 from curvlab.lab import Computed, Run, load_paper_numbers, panels, plots, task_settings
 from curvlab.lab.claims import Claim, ClaimResult, judge, out_of_reach, t_interval
-from curvlab.lab.claims.claims import OUT_OF_REACH, REPRODUCED
+from curvlab.lab.claims.claims import REPRODUCED
 from experiments.papers import FOLDER
 from experiments.pbrf.networks import load_network
 from experiments.pbrf.responses import NORMS, Decomposition
@@ -172,13 +172,6 @@ def arrived(
 def explained(result: ClaimResult, why: str) -> ClaimResult:
     """Return the result with its explanation also where it is reproduced."""
     return replace(result, explanation=why) if result.verdict == REPRODUCED else result
-
-
-def withheld(result: ClaimResult, reason: str) -> ClaimResult:
-    """Return the result, out of reach with what was measured, where there is a reason, see `arrived`."""
-    if not reason:
-        return result
-    return replace(result, verdict=OUT_OF_REACH, explanation=f"{reason} {result.explanation}".strip())
 
 
 def by_point(points: pd.DataFrame, norm: str = "per_example") -> pd.DataFrame:

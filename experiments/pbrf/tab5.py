@@ -52,6 +52,7 @@ from omegaconf import DictConfig
 from curvlab.influence.retraining import GAPS
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, exact
 from curvlab.lab.claims import judge as judge_claim
+from curvlab.lab.claims import withheld
 from curvlab.lab.claims.intervals import MIN_SAMPLES
 from experiments.pbrf.gaps import (
     arrived_row,
@@ -61,7 +62,6 @@ from experiments.pbrf.gaps import (
     gap_tables,
     judge_over_seeds,
     mean_ratio,
-    withheld,
 )
 
 TARGET = Target(
@@ -178,9 +178,9 @@ def _cell(claims: ClaimSheet, row: pd.Series, gap: str) -> ClaimResult:
     result = explained(judge_claim(claim, value, interval, if_not_reproduced=why), why)
     if gap == "solver":
         reason = f"The paper's solver is LiSSA, cut off; ours is solved to a residual of {row.residual:.2g}."
-        return withheld(result, f"{reason} {why}")
+        return withheld(result, reason)
     if value == 0 and not within and low <= ROUNDING:
-        return withheld(result, f"Our interval would hold a printed zero, too. {why}")
+        return withheld(result, "Our interval is too wide to tell: it would hold a zero.")
     return result
 
 

@@ -37,10 +37,10 @@ from omegaconf import DictConfig
 
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, out_of_reach
 from curvlab.lab import judge as judge_claim
+from curvlab.lab.claims import withheld
 from curvlab.lab.claims.claims import OUT_OF_REACH
 from experiments.pbrf.correlation_plot import draw  # noqa: F401  this target's
 from experiments.pbrf.correlations import PAPER, PBRF, Judged, correlation_tables
-from experiments.pbrf.gaps import withheld
 from experiments.pbrf.responses import EXACT, OWN_LENGTH, Decomposition, rows_of_networks
 from experiments.shared import stats
 

@@ -374,6 +374,7 @@ def test_segments_are_the_dense_formula(optimizer: str, tmp_path: Path) -> None:
         matrix = sum(gauss_newton(places[k])[moved][:, moved] for k in (first, second)) / 2
         flow = length[:, None] * matrix + decay * 10 * 0.02 * torch.eye(len(length), dtype=FP64)
         exponential = torch.linalg.matrix_exp(-flow)
+        # Gradients have no part where the flow is 0, for which a pseudo-inverse gives 0 in place of the time.
         response = torch.linalg.pinv(flow) @ (torch.eye(len(length), dtype=FP64) - exponential) * length
         seen = torch.stack([gradients(places[k], x, y)[:, moved] for k in (first, second)]).mean(0)
         expected -= u @ response @ seen.T

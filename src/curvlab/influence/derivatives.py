@@ -179,7 +179,10 @@ def in_order(problem: Problem, indices: Tensor) -> Problem:
 
 
 def sources_of(problem: Problem, points: Tensor | Sequence[int] | None) -> tuple[Problem, Tensor]:
-    """Return the examples that are asked for, all by default, of weight 1 each, and their indices."""
+    """Return the examples that are asked for, all by default, of weight 1 each, and their indices, (K,).
+
+    Raises where a point is no training example.
+    """
     chosen = checked_points(points, problem.num_examples)
     return replace(problem, weights=None) if points is None else in_order(problem, chosen), chosen
 

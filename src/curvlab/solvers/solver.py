@@ -87,7 +87,7 @@ class ResidualSolver(IterativeSolver):
 
 
 class ResidualState:
-    """What the states of such solvers tell on a bar.
+    """Base of the states of methods that end at a relative residual: what a bar shows.
 
     Attributes:
         relative_residuals: (K,), as the method knows them.
@@ -102,12 +102,19 @@ class ResidualState:
 
 
 class ResidualMethod:
-    """What is forecast of such a method, for `iterate`."""
+    """Base of methods that end at a relative residual: how many steps they will take, for `iterate`.
+
+    Attributes:
+        operator: the matrix A.
+        solver: settings, with `rtol` and perhaps a `preconditioner`.
+        sides: (P, K) right-hand sides.
+        together: whether all columns have one recurrence, as in block methods.
+    """
 
     operator: LinearOperator
     solver: Any
     sides: Tensor
-    together = True  # whether all columns have one recurrence, as in block methods
+    together = True
 
     @cached_property
     def _foreseen(self) -> float | None:

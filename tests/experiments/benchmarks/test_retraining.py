@@ -1,9 +1,11 @@
-"""bench-retraining at smoke scale. No time is asserted."""
+"""bench-retraining at smoke scale, and its ratios on made-up seconds. No time is asserted."""
 
 from __future__ import annotations
 
 import copy
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -11,7 +13,7 @@ from torch import nn
 from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from curvlab.training import shuffled_batches
-from experiments.benchmarks.attribution.retraining import HALVES, LEFT_OUT, Network, floor_seconds
+from experiments.benchmarks.attribution.retraining import HALVES, LEFT_OUT, Network, floor_seconds, ratios, summary
 
 
 def test_both_ways_end_at_the_same_parameters(run_smoke) -> None:
@@ -67,3 +69,22 @@ def test_floor_is_of_one_copys_share() -> None:
     network = Network("net", "float32", nn.MSELoss(), data, model, [torch.arange(4)], {"lr": 0.1}, {})
     found = floor_seconds(network, 2, clock=lambda: float(next(ticks)), num_steps=5)
     assert found == dict.fromkeys(("products", "batched_products", "update"), pytest.approx(0.1))
+
+
+def made_up(what: str, one_by_one: float, together: float, *, difference: float = 1e-9) -> pd.DataFrame:
+    shared = {"task": "net", "dtype": "float64", "what": what, "copies": 20 if what == LEFT_OUT else 100}
+    shared |= {"parameters": 10, "steps": 10, "batch_size": 4, "difference": difference, "moved": 0.1}
+    slow = np.array([1.0, 1.5, 3.0])
+    seconds = {"seconds_one_by_one": one_by_one * slow, "seconds_together": together * slow}
+    return pd.DataFrame(shared | {"repeat": range(3)} | seconds)
+
+
+def test_a_ratio_is_that_of_one_repeat() -> None:
+    assert ratios(made_up(LEFT_OUT, 4.0, 1.0)).tolist() == [4.0, 4.0, 4.0]
+    assert ratios(made_up(HALVES, 0.5, 4.0)).tolist() == [8.0, 8.0, 8.0]
+    (row,) = summary(made_up(LEFT_OUT, 4.0, 1.0)).to_dict("records")
+    assert (row["ratio"], row["ratio low"], row["repeats"]) == (4.0, 4.0, 3)
+    assert row["ms one step one by one"] == pytest.approx(30.0)  # 6 s, 10 steps of 20 trainings
+    assert row["ms one step together, each"] == pytest.approx(7.5)
+    (row,) = summary(made_up(HALVES, 0.5, 4.0)).to_dict("records")
+    assert row["ms one step one by one"] == pytest.approx(75.0)  # 0.75 s, 10 steps of one training

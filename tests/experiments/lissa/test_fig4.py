@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
-from experiments.lissa.fig4 import sampling_gap, token_gap
+from experiments.lissa.fig4 import sampling_gap, slopes, token_gap
 from experiments.lissa.thm1.error_bounds import (
     SecondMoments,
     bounds,
@@ -92,6 +94,26 @@ def test_results_are_complete(smoke_result) -> None:
     of_mlp = {"slope", "trace-mlp-8-digits-200", "directions-mlp-8-digits-200"}
     claims = {result.claim.id for result in load_claims(folder)}
     assert claims >= of_mlp | {"incoherence-opt-1-16-documentation-120"}
+
+
+def made_up(slope: float, constant: float) -> pd.DataFrame:
+    sizes = np.array([4.0, 16, 64, 256])
+    left = constant * 10 * sizes**slope
+    return pd.DataFrame(
+        {
+            "task": "a", "sampling": "examples", "batch_size": sizes, "unit": "images", "left": left,
+            "left_stderr": 0.02 * left, "right": 10 / sizes, "right_stderr": 0.1 / sizes,
+            "realizations": 300,
+        }
+    )  # fmt: skip
+
+
+def test_slopes_are_least_squares() -> None:
+    fitted = slopes(made_up(-1.0, 1.5)).iloc[0]
+    assert fitted.slope == pytest.approx(-1, abs=1e-9)
+    assert fitted.constant == pytest.approx(1.5)
+    logs = np.log([4.0, 16, 64, 256])
+    assert fitted.slope_stderr == pytest.approx(0.02 / math.sqrt(((logs - logs.mean()) ** 2).sum()))
 
 
 # --- lissa-thm1: exact moments against enumeration of all batches, bounds, and the target at smoke scale

@@ -1,4 +1,4 @@
-"""Measures and plots of Figs. 4, 5 and 6 on made-up tables, and their settings and smoke runs."""
+"""Measures of Figs. 4, 5 and 6 on made-up tables, and their settings and smoke runs."""
 
 from __future__ import annotations
 
@@ -33,19 +33,59 @@ Curves = Mapping[str, Curve]
 NONE: Mapping[str, Any] = {}
 
 
-def made_up(llc: Curves, *, norm: Curves = NONE) -> pd.DataFrame:
-    """Return a table whose curves are level where nothing is said: LLC 100, norm 1; loss 1, lr 0.1."""
+def made_up(
+    llc: Curves, *, norm: Curves = NONE, loss: Curves = NONE, lr: Mapping[str, float] = NONE
+) -> pd.DataFrame:
+    """Return a table whose curves are level where nothing is said: LLC 100, norm 1, loss 1, lr 0.1."""
     rows = []
     for branch in (BEFORE, *llc):
         for seed in SEEDS:
             for epoch in range(1, SPLIT + 1) if branch == BEFORE else range(SPLIT + 1, LAST + 1):
-                since, size = epoch - SPLIT, norm.get(branch, level(1.0))(epoch - SPLIT)
-                row = {"task": "m", "branch": branch, "seed": seed, "epoch": epoch, "lr": 0.1, "valid": True}
+                since, rate = epoch - SPLIT, lr.get(branch, 0.1)
+                size, value = (curves.get(branch, level(1.0))(since) for curves in (norm, loss))
+                row = {"task": "m", "branch": branch, "seed": seed, "epoch": epoch, "lr": rate, "valid": True}
                 row |= {"llc": llc.get(branch, level(100.0))(since) + 0.1 * seed, "problem": ""}
                 row["llc_raw"] = row["llc"] - 20 + since  # a descent of 20 at the split, which falls
-                row |= {"update_norm": size, "step_norm": 0.1 * size}
-                rows.append(row | {"train_loss": 1.0, "validation_loss": 2.0})
+                row |= {"update_norm": size, "step_norm": rate * size}
+                rows.append(row | {"train_loss": value, "validation_loss": 2 * value})
     return pd.DataFrame(rows)
+
+
+def test_measures_of_known_curves() -> None:
+    table = made_up(
+        {"sgd": level(100.0), "ngd": rising(20)},
+        norm={"ngd": lambda since: 3.0 if since % 2 else 1.0},
+        loss={"ngd": lambda since: 1 - 0.05 * since},
+        lr={"ngd": 0.2},
+    )
+    found = Branches.of(table)
+    own = found.measures.query("branch == 'ngd' and seed == 0").iloc[0]
+    # Nine changes of alternating sign, five down: mean -ln(3)/9.
+    changes = np.array([-1, 1] * 4 + [-1]) * np.log(3)
+    expected = {
+        "llc_slope": 2.0,
+        "llc_raw_slope": 3.0,
+        "llc_raw_split": 80.0,
+        "llc_change": 20 / 100.1,  # relative to the mean over seeds at the split: one seed's own may be near 0
+        "llc_growth": 2.0,
+        "llc_end": 116.0,  # mean of epochs 6 to 10: 112 to 120
+        "update_norm_ratio": 2.0,
+        "step_norm_ratio": 4.0,
+        "fluctuation": changes.std(ddof=1),
+        "train_loss_ratio": 0.5,
+    }
+    assert own[list(expected)].to_dict() == pytest.approx(expected)
+    assert found.by_seed("m", "sgd", "llc_change")[0] == pytest.approx(0.0, abs=1e-12)
+    row = found.summary.set_index("branch").loc["ngd"]
+    assert row.llc_split == pytest.approx(100.1)
+    assert row.llc_split_low < 100.1 < row.llc_split_high
+
+
+def test_updates_are_compared_with_as_many_epochs_before_the_split() -> None:
+    norm = {BEFORE: lambda since: 1.0 if since > -3 else 100.0, "ngd": level(2.0)}
+    table = made_up({"ngd": level(100.0)}, norm=norm)
+    own = Branches.of(table[table.epoch <= SPLIT + 3]).measures.iloc[0]
+    assert (own.update_norm_ratio, own.step_norm_ratio) == pytest.approx((2.0, 2.0))
 
 
 def test_estimates_that_are_not_valid_do_not_count() -> None:
@@ -61,6 +101,18 @@ def test_estimates_that_are_not_valid_do_not_count() -> None:
     assert found.by_seed("m", "ngd", "llc_end").empty
     table.loc[at_split, "valid"] = False
     assert Branches.of(table).by_seed("m", "ngd", "llc_slope").empty  # epochs 11 to 15 of 20 are left
+
+
+def test_a_peak_after_the_split_is_a_rise() -> None:
+    """The step rises in the first epoch, the LLC to the first checkpoint; what follows does not count."""
+    norm = {"ngd": lambda since: 2.0 if since == 1 else 0.1}
+    table = made_up({"ngd": lambda since: 180.0 if since <= 4 else 60.0}, norm=norm)
+    without = (table.branch == "ngd") & ~table.epoch.isin([14, 20])
+    table.loc[without, ["llc", "llc_raw", "valid"]] = [np.nan, np.nan, False]
+    own = Branches.of(table).measures.query("seed == 0").iloc[0]
+    assert own.llc_growth == pytest.approx(80 / 4)
+    assert own.update_norm_first == pytest.approx(2.0)
+    assert own.update_norm_ratio < 1
 
 
 @pytest.mark.parametrize("key", ["ngd/fig4", "ngd/fig5", "ngd/fig6"])

@@ -140,7 +140,7 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
     assert "With the Hessian it is less in twenty seeds on Energy, and fails on Concrete" in told
     energy = claims["pbrf/tab5/answers-another-question-mlp-128-128-energy"]
     assert energy.value < float(energy.claim.words["zero"]) < 1.2 * energy.value
-    assert "Predicting no change would look about as good there" in told
+    assert "On Energy predicting no change would look about as good" in told
     tab8 = (at["pbrf/tab8", preset] for preset in ("laptop", "paper"))
     ten, three = ({each.claim.id.removesuffix("-mlp-128-128-energy"): each for each in own} for own in tab8)
     slow = [of["slow-two-stages"] for of in (three, ten)]
@@ -171,7 +171,12 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
     scores = [
         each.verdict for name, each in claims.items() if re.match("ginger/tab2/.*-above-|ginger/tab2/qng-", name)
     ]
-    assert {NOT_ASKED} == {*scores} or "fine-tuning lowers ROUGE" not in told
+    assert {NOT_ASKED} == {*scores}
+    fine_tuned = read_table(ROOT / "results/ginger/tab2/laptop", "table")
+    start = read_table(ROOT / "results/ginger/tab2/laptop", "start")
+    means = fine_tuned.groupby(["weights", "racer", "rank"], dropna=False).rouge.mean()
+    assert means.max() < start.rouge[0]
+    assert "fine-tuning lowers ROUGE" in told
     assert set(verdicts("ngd/fig7/llc-increases-sgd")) == {UNDECIDED}
     tuning = read_table(ROOT / "results/ngd/fig1/laptop", "tuning").query(
         "chosen and task.str.contains('1-layer')"
@@ -182,8 +187,9 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
     assert claims["ginger/tab1/training-loss-published-mlp-fashion-mnist"].interval.num_samples == 10
     higher = claims["ngd/fig5/llc-plateaus-higher-ffnn-128-128-mnist-10000"]
     assert re.search(r"From each rate to the next: ngd-middle \+.*, ngd-high -", higher.explanation)
-    assert higher.value < 0 < claims["ngd/fig5/llc-plateaus-higher-ffnn-256-256-mnist"].interval.low
-    assert "ten times the paper's largest rate ends below that largest rate" in told
+    assert higher.value < 0
+    assert "on fewer images ten times its largest rate ends below that rate" in told.lower()
+    assert "No plateau is reached" in claims["ngd/fig5/llc-plateaus-higher-ffnn-256-256-mnist"].explanation
     board = best_claims(read_results(ROOT / "results"))
     length = [each for name, each in board.items() if name.startswith("benchmarks/board/damping-is-the-length-")]
     assert len(length) == 9 * 3
@@ -212,12 +218,12 @@ SIZES = {  # what is said without a number, and what it stands on
     "with the paper's two, few runs converge there": "fig1/recipe-converges-mlp-8-tanh-cifar10 < 0.1",
     "on an MNIST MLP stopped early they agree": "fig1/agreement-mlp-64-64-mnist-early-curvature-3000 > 0.9",
     "on an autoencoder by less than a quarter": "tab5/influence-is-the-pbrf-autoencoder-mnist-1000 < 0.25",
-    "asks for less than a sequence": "tab1/one-sequence < 256",
+    "a small OPT asks for fewer tokens than the paper's context": "tab1/one-sequence < 256",
     "more than warm start": "tab8/slow-above-warm-start-mlp-128-128-energy > 0.2",
     "a rewording stands out more": "fig3/stands-out-more > 3",
     "far less when solved to the end": "tab6/exact-mlp-128-128-energy < tab6/own-length-mlp-128-128-energy - 0.3",
     "at the smallest scaling": "tab6/smallest-scaling-mlp-128-128-energy < tab6/pbrf-mlp-128-128-energy - 0.1",
-    "on MNIST by somewhat less": "tab6/pbrf-mlp-128-128-mnist-6000 < tab6/pbrf-mlp-128-128-energy - 0.1",
+    "on MNIST by less than in the paper": "tab6/pbrf-mlp-128-128-mnist-6000 < tab6/pbrf-mlp-128-128-energy - 0.1",
     "less on Pima": "tab5/small-against-estimate-logistic-pima-diabetes"
     " < tab5/small-against-estimate-logistic-breast-cancer-l2",
     "at the base training's rate hardly": "abs(tab8/two-stages-mlp-128-128-energy) < 0.2",
@@ -227,14 +233,14 @@ SIZES = {  # what is said without a number, and what it stands on
     "fewer once they are fitted": "fig6/influence-finds-most-mlp-128-128-mnist-600-overfitted"
     " < fig6/influence-finds-most-mlp-128-128-mnist-600 - 0.1",
     "from the trained weights no better": "tab6/warm-mlp-128-128-energy < tab6/cold-mlp-128-128-energy + 0.1",
-    "on a tiny T5 they do with LoRA": "tab2/perplexity-and-rouge-lora-t5-32-documentation < 0",
+    "above it with LoRA": "tab2/perplexity-below-adam-lora-t5-32-documentation < 0",
     "those of LiSSA not at all": "abs(appg/step-independent-of-n-mlp-128-128-mnist-6000) < 0.01",
     "about as much with two": "abs(fig1/llc-higher-ffnn-2-layers-mnist-10000"
     " - fig1/llc-higher-ffnn-1-layer-mnist-10000) < 0.1",
     "except between two neighbouring values": "fig3/llc-never-rises-with-epsilon-ffnn-64-mnist-10000 > 1",
     "an epoch on FashionMNIST, SGD's by less": "fig4/llc-rises-faster-ffnn-256-256-fashion-mnist > 0",
     "without that they are far shorter": "fig4/update-norm-steady-ffnn-128-128-fashion-mnist-10000 < 0.1",
-    "on Concrete by a little less than in the paper": "0.75 < tab7/pbrf-mlp-128-128-concrete < 0.85",
+    "on Concrete by less than in the paper": "0.75 < tab7/pbrf-mlp-128-128-concrete < 0.85",
     "with the largest eigenvalue as λmax and H indefinite, too small": "prop/largest-eigenvalue > 1",
 }
 

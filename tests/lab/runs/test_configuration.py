@@ -156,7 +156,7 @@ def test_unsafe_characters_and_long_names_leave_but_names_stay_distinct() -> Non
 
 def test_lines_rerun_in_a_shell() -> None:
     assert Command(NAME, NEUTRAL).make_line("laptop") == "make lissa-fig1 PRESET=laptop"
-    assert Command(NAME, ("device=cuda", "seed=0", "tracker=none")).told == ("seed=0", "device=cuda")
+    assert Command(NAME, ("device=cuda", "seed=0", "tracker=none")).label == ("seed=0", "device=cuda")
     line = Command(NAME, ("model=lenet", "solver.damping=0.1")).make_line("laptop")
     assert line == 'make lissa-fig1 PRESET=laptop ARGS="model=lenet solver.damping=0.1"'
     tricky = ("name='a $b'", 'x="q"')

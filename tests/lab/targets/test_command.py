@@ -43,7 +43,7 @@ def test_make_figures_says_what_its_published_units_took(capsys: pytest.CaptureF
     assert command.expected_seconds(targets[:1] * 2, "embedded") < 2 * command.expected_seconds(
         targets[:1], "embedded"
     )
-    told = re.search(r"`make figures` takes at most\s+(\d+) minutes", (ROOT / "README.md").read_text())
+    told = re.search(r"`make figures` takes about\s+(\d+) minutes", (ROOT / "README.md").read_text())
     assert told is not None
     assert int(told[1]) == pytest.approx(minutes / 2, rel=0.15)  # on two cores
 

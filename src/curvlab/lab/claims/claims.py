@@ -302,6 +302,13 @@ def out_of_reach(claim: Claim, reason: str) -> ClaimResult:
     return ClaimResult(claim, None, None, OUT_OF_REACH, reason)
 
 
+def withheld(result: ClaimResult, reason: str) -> ClaimResult:
+    """Return the result as out of reach with what was measured, where there is a reason; "" leaves it as it is."""
+    if not reason:
+        return result
+    return replace(result, verdict=OUT_OF_REACH, explanation=f"{reason} {result.explanation}".strip())
+
+
 def not_asked(result: ClaimResult, reason: str) -> ClaimResult:
     """Return a claim out of reach as one whose reason was known beforehand; one that was judged as it is."""
     if result.verdict != OUT_OF_REACH:

@@ -80,9 +80,10 @@ class Command:
         return tuple(sorted(override for key, override in last.items() if not _NEUTRAL.fullmatch(key)))
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def label(self) -> tuple[str, ...]:
         """What tells a sweep's jobs apart: `changes`, and the device where one was asked for."""
-        return (*self.changes, *(override for override in self.overrides if _key(override) == "device"))
+        devices = [override for override in self.overrides if _key(override) == "device"]
+        return (*self.changes, *devices[-1:])
 
     def folder_name(self, preset: str) -> str:
         """Return `preset`, or e.g. "laptop+damping=0.1,model=lenet" for a variation of it.
@@ -160,7 +161,7 @@ def main(entry: Entry, job: Job) -> None:
             return job(cfg)
 
         if command.sweep:
-            name = " ".join([str(cfg.preset), *command.told])
+            name = " ".join([str(cfg.preset), *command.label])
             job_id = str(HydraConfig.get().job.id)
             return sweeps.attempt(command.sweep, job_id, name, checked, lambda error: explanation(error, cfg))
         try:

@@ -55,7 +55,7 @@ def start(cfg: DictConfig, *, key: str, title: str) -> Iterator[Run]:
     """
     run = Run(cfg, key=key, title=title)
     try:
-        _ = run.device  # after the tracker has begun, which then shows that it is not there
+        _ = run.device  # fails here rather than in Run(), so that the tracker is told
         yield run
     except BaseException as error:
         run.tracker.finish(without_paths(f"{type(error).__name__}: {error}"))
@@ -100,7 +100,7 @@ class Run:
         self._notes: dict[str, Any] = {}
         self._images: dict[str, bytes] = {}
         self._has_written = False
-        tags = (str(cfg.preset), self._commit.short, *command.told, command.sweep)
+        tags = (str(cfg.preset), self._commit.short, *command.label, command.sweep)
         self.tracker: Tracker = start_tracker(
             cfg.tracker,
             name=f"{self.target} {name}",

@@ -73,7 +73,7 @@ def _entry(target: Target) -> configuration.Entry:
 def _run(target: Target, cfg: DictConfig) -> None:
     cfg = over_ranks.quiet(cfg)
     if cfg.progress:  # before the seconds that torch takes to load
-        words = " ".join([str(cfg.preset), *configuration.Command.of(cfg).told])
+        words = " ".join([str(cfg.preset), *configuration.Command.of(cfg).label])
         print(f"{target.make_name}: {target.title} ({words})", file=sys.stderr, flush=True)
     from curvlab.lab.targets.execution import run_target
 

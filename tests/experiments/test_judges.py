@@ -148,6 +148,8 @@ RULES: dict[str, list[tuple[str, Change, str, str, str]]] = {
     ],
     "ginger/tab3/embedded": [
         ("table", where("seed == seed", min_train_loss=0.1), "insensitive", OUT, "not reach the paper's regime"),
+        ("table", only("sweep == 'grid'"), "small-damping-needs", OUT, "was not tried"),
+        ("table", only("sweep != 'grid' or decay != 0.99"), "tuned-above-default", OUT, "The grid lacks"),
     ],
     "lissa/fig1/embedded": [
         ("table", without("lissa_cg_case"), "three-cases", OUT, "of which this preset has none"),
@@ -177,7 +179,11 @@ RULES: dict[str, list[tuple[str, Change, str, str, str]]] = {
         ("table", where("seed == seed", valid=False), "llc-sign-sgd", OUT, "there are 0"),
     ],
     "pbrf/appg/embedded": [("curves", only("method != 'CG'"), "truncated-cg", OUT, "")],
-    "pbrf/tab4/embedded": [("curvatures", only("estimate == 'exact'"), "solver-error", OUT, "LiSSA is not")],
+    "pbrf/tab4/embedded": [
+        ("curvatures", only("estimate == 'exact'"), "solver-error", OUT, "LiSSA is not computed"),
+        ("curvatures", where("estimate != 'exact'", solver=NAN), "solver-error", OUT, "LiSSA is not finite"),
+        ("table", where("epochs > 0", learned=False), "solver-error", OUT, "has learned nothing"),
+    ],
 }  # fmt: skip
 
 

@@ -292,5 +292,6 @@ def test_results_are_small_and_a_figure_has_one_picture_and_at_most_one_more() -
         path for path in paths if not any(word in path.as_posix() for word in ("/smoke/", "+", "/sweep/"))
     ]
     assert sum(path.stat().st_size for path in published) <= 15e6
+    assert not [path for path in published if path.with_name(f"{path.name}.bz2") in published], "a table twice"
     pictures = {path for path in published if path.suffix == ".png" and not path.name.startswith("images_")}
     assert {path.name for path in pictures} <= {"findings.png", "figure.png", "figure_more.png"}

@@ -360,7 +360,7 @@ def _rates(table: pd.DataFrame) -> str:
     after = table[table.branch != BEFORE]
     rates = after.groupby(after.branch.map(_optimizer), sort=False).lr.unique()
     return "; ".join(
-        f"{NAMES[name]} {', '.join(f'{rate:g}' for rate in sorted(own))}" for name, own in rates.items()
+        f"{NAMES[str(name)]} {', '.join(f'{rate:g}' for rate in sorted(own))}" for name, own in rates.items()
     )
 
 

@@ -184,7 +184,7 @@ def without_paths(value: Any) -> Any:
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Write `folder`/run.json in one step."""
-    write_atomically(folder / RECORD, (json.dumps(record, indent=2) + "\n").encode())
+    write_atomically(folder / RECORD, (json.dumps(record, indent=1) + "\n").encode())
 
 
 def sign(folder: Path, act: str, commit: Commit) -> None:

@@ -21,11 +21,7 @@ from curvlab.iterate import Checkpoint, CheckpointWarning, Key, SaveFile, iterat
 from curvlab.linalg import DenseOperator, identity
 from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, MinimumResidual, Nystrom, TrainingFilter
 from curvlab.spectrum import hutchinson_trace
-from tests.refusals import refuses
-
-
-class Killed(BaseException):
-    """What a kill looks like from inside."""
+from tests.refusals import refuses, stopped
 
 
 @dataclass(frozen=True)
@@ -117,21 +113,12 @@ def walk(scale: float = 0.5, **settings: Any) -> Walk:
     return Walk(DenseOperator(scale * torch.eye(4)), torch.ones(4), **settings)
 
 
-def kill_at(step: int) -> Any:
-    def callback(state: Any) -> None:
-        if state.num_steps == step:
-            raise Killed
-
-    return callback
-
-
 @pytest.mark.parametrize("step", range(1, 7))
 @pytest.mark.parametrize("method", [walk, Descent], ids=["frozen", "in place"])
 def test_killed_work_ends_at_the_same_numbers(method: Any, step: int, tmp_path: Path) -> None:
     place = Checkpoint(tmp_path / "deep" / "work.pt", every=1)
     whole = iterate(method(), name="work")
-    with pytest.raises(Killed):
-        iterate(method(), name="work", checkpoint=place, callback=kill_at(step))
+    stopped(step, iterate, method(), name="work", checkpoint=place)
     (tmp_path / "deep").mkdir(exist_ok=True)
     (tmp_path / "deep" / ".work.pt.xyz.tmp").touch()  # of a kill in the middle of a save
     seen: list[int] = []
@@ -168,8 +155,7 @@ def test_work_that_was_complete_when_killed_has_its_result(
 )
 def test_a_file_of_other_work_is_refused(other: Any, named: str, tmp_path: Path) -> None:
     place = Checkpoint(tmp_path / "work.pt", every=1)
-    with pytest.raises(Killed):
-        iterate(walk(), name="work", checkpoint=place, callback=kill_at(3))
+    stopped(3, iterate, walk(), name="work", checkpoint=place)
     with pytest.raises(
         ValueError, match=rf"work.pt belongs to other work \({named} differs?\): give each its own"
     ):
@@ -179,8 +165,7 @@ def test_a_file_of_other_work_is_refused(other: Any, named: str, tmp_path: Path)
 
 def test_an_operator_that_rounds_otherwise_is_the_same(tmp_path: Path) -> None:
     place = Checkpoint(tmp_path / "work.pt", every=1)
-    with pytest.raises(Killed):
-        iterate(walk(), name="work", checkpoint=place, callback=kill_at(3))
+    stopped(3, iterate, walk(), name="work", checkpoint=place)
     iterate(walk(0.5 * (1 + 1e-6)), name="work", checkpoint=place)
 
 

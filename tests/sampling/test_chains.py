@@ -16,7 +16,7 @@ from curvlab.iterate import Checkpoint, CheckpointWarning
 from curvlab.problem.memory import MemoryWarning
 from curvlab.sampling import SGLD, ChainsState, ChainTraces, RMSProp, UnderdampedLangevin, run_chains
 from curvlab.training import EnsembleLosses
-from tests.refusals import refuses
+from tests.refusals import refuses, stopped
 
 # --- One step of every sampler against the recursion written out, and the limits that they must have
 SETTINGS = {"step_size": 1e-3, "nbeta": 20.0, "localization": 3.0, "batch_size": 7}
@@ -230,14 +230,8 @@ def test_a_kill_while_files_are_saved_costs_no_digit(tmp_path: Path, monkeypatch
 
 
 def interrupted(folder: Path, model: nn.Module, data: Any, *, steps: int = 20, **settings: Any) -> None:
-    def killed(state: ChainsState) -> None:
-        if state.num_steps == steps:
-            raise KeyboardInterrupt
-
-    losses = EnsembleLosses(model, nn.MSELoss(), data)
-    sampler = SGLD(losses, **(CHAINS | settings))
-    with pytest.raises(KeyboardInterrupt):
-        run_chains(sampler, SEEDS, 30, checkpoint=Checkpoint(folder, every=10), callback=killed)
+    sampler = SGLD(EnsembleLosses(model, nn.MSELoss(), data), **(CHAINS | settings))
+    stopped(steps, run_chains, sampler, SEEDS, 30, checkpoint=Checkpoint(folder, every=10))
 
 
 def resumed(folder: Path, model: nn.Module, data: Any, num_steps: int = 30, **settings: Any) -> ChainTraces:

@@ -36,7 +36,7 @@ from curvlab.spectrum import (
     xtrace,
 )
 from experiments.benchmarks.solvers.chebyshev import Chebyshev
-from tests.refusals import refuses
+from tests.refusals import refuses, stopped
 
 DAMPING = 0.1
 TIME = 3.0
@@ -232,10 +232,6 @@ CALLS = [*RESUMED, *ESTIMATORS]
 SIDES = torch.randn(20, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-class Killed(BaseException):
-    """What no solver catches."""
-
-
 class Counted(DenseOperator):
     """Counts its products, samples included."""
 
@@ -255,15 +251,15 @@ def called(
     seed: int | None = 2,
     damping: float = 0.05,
     checkpoint: Any = None,
-    kill: Callable[[Any], None] | None = None,
+    callback: Callable[[Any], None] | None = None,
     sides: Tensor = SIDES,
 ) -> dict[str, Any]:
     """Make the call; return the fields of what it returns."""
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     if name in ESTIMATORS:
         damped = operator if damping == 0.05 else operator + damping * identity
-        return vars(ESTIMATORS[name](damped, checkpoint=checkpoint, callback=kill, generator=generator))
-    solver = replace(RESUMED[name], checkpoint=checkpoint, callback=kill)
+        return vars(ESTIMATORS[name](damped, checkpoint=checkpoint, callback=callback, generator=generator))
+    solver = replace(RESUMED[name], checkpoint=checkpoint, callback=callback)
     return vars(solver.solve(operator + damping * identity, sides, generator=generator))
 
 
@@ -273,15 +269,6 @@ def matrices(build_examples, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     return build_examples("decaying", num_examples=60, size=20)
 
 
-def killed(name: str, matrices: Tensor, place: Checkpoint, at: int) -> None:
-    def kill(state: Any) -> None:
-        if state.num_steps == at:
-            raise Killed
-
-    with pytest.raises(Killed):
-        called(name, DenseOperator(matrices), checkpoint=place, kill=kill)
-
-
 @pytest.mark.parametrize("at", ["second", "half", "last"])
 @pytest.mark.parametrize("name", CALLS)
 def test_a_killed_call_goes_on_and_ends_at_the_same_numbers(
@@ -289,11 +276,11 @@ def test_a_killed_call_goes_on_and_ends_at_the_same_numbers(
 ) -> None:
     steps: list[int] = []
     whole, again = Counted(matrices), Counted(matrices)
-    expected = called(name, whole, kill=lambda state: steps.append(state.num_steps))
+    expected = called(name, whole, callback=lambda state: steps.append(state.num_steps))
     place = Checkpoint(tmp_path / "work.pt", every=1)
     killed_at = {"second": 2, "half": steps[-1] // 2 + 1, "last": steps[-1]}[at]
-    killed(name, matrices, place, killed_at)
-    found = called(name, again, checkpoint=place, kill=lambda state: steps.append(state.num_steps))
+    stopped(killed_at, called, name, DenseOperator(matrices), checkpoint=place)
+    found = called(name, again, checkpoint=place, callback=lambda state: steps.append(state.num_steps))
     assert steps[expected_steps(steps) :] == list(range(killed_at, steps[expected_steps(steps) - 1] + 1))
     for field, value in expected.items():
         if isinstance(value, Tensor):
@@ -315,7 +302,7 @@ def test_a_file_of_another_matrix_damping_generator_or_right_hand_side_is_refuse
     name: str, matrices: Tensor, tmp_path: Path
 ) -> None:
     place = Checkpoint(tmp_path / "work.pt", every=1)
-    killed(name, matrices, place, 2)
+    stopped(2, called, name, DenseOperator(matrices), checkpoint=place)
     content = (tmp_path / "work.pt").read_bytes()
     # As weights that are trained further: the same size, and other numbers.
     with pytest.raises(ValueError, match=r"belongs to other work \(.*operator.* differs?\)"):

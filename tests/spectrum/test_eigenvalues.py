@@ -12,8 +12,7 @@ from torch import Tensor
 from curvlab.iterate import Checkpoint
 from curvlab.linalg import DenseOperator, orthonormalise
 from curvlab.spectrum import Eigenvalues, frobenius_norm, spectral_density, top_eigenvalues
-from curvlab.spectrum.eigenvalues import EigenvaluesState
-from tests.refusals import refuses
+from tests.refusals import refuses, stopped
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -145,16 +144,11 @@ def test_restarted_basis_goes_on_from_a_checkpoint(build_matrix, tmp_path: Path,
     settings = {"rtol": 1e-6, "max_matvecs": 3000, "memory_budget": 18 * 300 * operator.dtype.itemsize}
     steps: list[int] = []
 
-    def kill(state: EigenvaluesState) -> None:
-        if state.num_steps == killed_at:
-            raise KeyboardInterrupt
-
     whole = top_eigenvalues(operator, generator=seeded(), **settings)
     assert whole.converged
     assert whole.num_matvecs > 30
     settings["checkpoint"] = Checkpoint(tmp_path / "basis", every=1)
-    with pytest.raises(KeyboardInterrupt):
-        top_eigenvalues(operator, callback=kill, generator=seeded(), **settings)
+    stopped(killed_at, top_eigenvalues, operator, generator=seeded(), **settings)
     rest = top_eigenvalues(
         operator, callback=lambda state: steps.append(state.num_steps), generator=seeded(), **settings
     )

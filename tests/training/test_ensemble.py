@@ -12,8 +12,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from curvlab.iterate import Checkpoint
 from curvlab.problem.memory import MemoryWarning
-from curvlab.training import DescentState, Ensemble, EnsembleLosses, shuffled_batches, train, train_ensemble
-from tests.refusals import refuses
+from curvlab.training import Ensemble, EnsembleLosses, shuffled_batches, train, train_ensemble
+from tests.refusals import refuses, stopped
 
 FP64 = torch.float64
 NUM_COPIES, NUM_EXAMPLES = 3, 20
@@ -177,13 +177,8 @@ def test_an_interrupted_training_ends_at_the_same_weights(
     def run(**changes: Any) -> Ensemble:
         return at_once(example_weights=weights_of_examples(), num_epochs=3, batch_size=7, **settings, **changes)
 
-    def interrupt(state: DescentState) -> None:
-        if state.num_steps == end:
-            raise KeyboardInterrupt
-
     whole, place = run(), {"checkpoint": Checkpoint(tmp_path / "ensemble.pt", every=2)}
-    with pytest.raises(KeyboardInterrupt):
-        run(**place, callback=interrupt)
+    stopped(end, run, **place)
     steps: list[int] = []
     resumed = run(**place, callback=lambda state: steps.append(state.num_steps))
     assert steps[0] == (end - 1) // 2 * 2 + 1
@@ -206,13 +201,7 @@ def test_a_checkpoint_of_another_ensemble_is_refused(tmp_path: Path, changes: di
     settings = {"example_weights": weights_of_examples(), "num_epochs": 1, "batch_size": 10}
     settings["checkpoint"] = Checkpoint(tmp_path / "ensemble.pt", every=1)
     model, loss, data = problem("classes")
-
-    def kill(state: DescentState) -> None:
-        if state.num_steps == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        at_once(**settings, callback=kill)
+    stopped(2, at_once, **settings)
     usual = {"lr": 0.1, "generator": 0} | settings
     with pytest.raises(ValueError, match=rf"belongs to other work \({named} differs?\)"):
         train_ensemble(model, changes.pop("loss", loss), data, **usual | changes)

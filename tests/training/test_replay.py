@@ -21,12 +21,11 @@ from curvlab.training import (
     RunLength,
     SGDRule,
     TrainingRun,
-    TrainingState,
     UpdateRule,
     shuffled_batches,
     train,
 )
-from tests.refusals import refuses
+from tests.refusals import refuses, stopped
 
 FP64 = torch.float64
 NUM_EXAMPLES, BATCH_SIZE = 20, 6
@@ -161,13 +160,7 @@ def test_given_batches_are_recorded_as_they_are_and_a_resumed_training_too(tmp_p
     assert all(torch.equal(a, b) for a, b in zip(run.batches, batches, strict=True))
     whole = TrainingRun.of(history_of(record=True)[0])
     place = Checkpoint(tmp_path / "run.pt", every=1)
-
-    def kill(state: TrainingState) -> None:
-        if state.num_steps == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        history_of(record=True, checkpoint=place, callback=kill)
+    stopped(3, history_of, record=True, checkpoint=place)
     again = TrainingRun.of(history_of(record=True, checkpoint=place)[0])
     assert torch.equal(again.start, whole.start)
     assert [batch.tolist() for batch in again.batches] == [batch.tolist() for batch in whole.batches]

@@ -15,14 +15,13 @@ from torch.utils.data import Dataset, Subset
 from curvlab.iterate import Checkpoint
 from curvlab.training import (
     TrainingHistory,
-    TrainingState,
     closure_step,
     cosine_after_warmup,
     evaluate,
     shuffled_batches,
     train,
 )
-from tests.refusals import refuses
+from tests.refusals import refuses, stopped
 
 
 def network(*, normalised: bool = False, dropout: float = 0.0) -> nn.Module:
@@ -180,10 +179,6 @@ def test_validation_may_be_any_number() -> None:
     assert history.best_epoch is not None
 
 
-class InterruptedError_(Exception):
-    pass
-
-
 SETTINGS: dict[str, dict[str, Any]] = {
     "sgd": {"schedule": "cosine"},
     "adam": {"optimizer": "adam", "num_epochs": None, "num_steps": 18},
@@ -203,14 +198,9 @@ def test_an_interrupted_training_ends_at_the_same_weights(tmp_path: Path, kind: 
         settings = {"on_epoch_end": lambda epoch, loss: {"epoch": epoch, "at": weights(model)}, **SETTINGS[kind]}
         return model, fit(model, generator=generator, **(settings | changes)), generator
 
-    def interrupt(state: TrainingState) -> None:
-        if state.num_steps == end:
-            raise InterruptedError_
-
     whole, history, generator = run()
     checkpoint = {"checkpoint": Checkpoint(tmp_path / "training.pt", every=3)}
-    with pytest.raises(InterruptedError_):
-        run(**checkpoint, callback=interrupt)
+    stopped(end, run, **checkpoint)
     steps: list[int] = []
     resumed, again, resumed_generator = run(**checkpoint, callback=lambda state: steps.append(state.num_steps))
     assert steps[0] == (end - 1) // 3 * 3 + 1  # a kill loses fewer than three steps
@@ -264,14 +254,9 @@ class Shifted(Dataset):
     ],
 )
 def test_a_checkpoint_of_other_work_is_refused(tmp_path: Path, before: dict, changes: dict, named: str) -> None:
-    def kill(state: TrainingState) -> None:
-        if state.num_steps == 2:
-            raise InterruptedError_
-
     place = Checkpoint(tmp_path / "training.pt", every=1)
     first: dict[str, Any] = {"model": network()} | before
-    with pytest.raises(InterruptedError_):
-        fit(**first, checkpoint=place, callback=kill)
+    stopped(2, fit, **first, checkpoint=place)
     with pytest.raises(ValueError, match=rf"belongs to other work \({named} differs?\)"):
         fit(**({"model": network()} | before | changes), checkpoint=place)
     fit(**({"model": network()} | before), checkpoint=place)  # its own goes on

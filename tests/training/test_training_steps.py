@@ -24,7 +24,6 @@ from curvlab.training import (
     StepInfo,
     TrainingBatch,
     TrainingDivergedError,
-    TrainingState,
     closure_step,
     curvature_step,
     evaluate,
@@ -35,7 +34,7 @@ from curvlab.training import (
     train,
     train_language_model,
 )
-from tests.refusals import refuses
+from tests.refusals import refuses, stopped
 
 FP64 = torch.float64
 
@@ -377,19 +376,11 @@ def test_a_data_set_without_collator_trains_in_random_order_and_resumes(tmp_path
         found = train(model, nn.CrossEntropyLoss(), given, **settings, generator=generator, **more)
         return found, copy.deepcopy(model.state_dict())
 
-    class Killed(Exception):
-        pass
-
-    def kill(state: TrainingState) -> None:
-        if state.num_steps == 4:
-            raise Killed
-
     whole, weights = run(data, num_epochs=3)
     assert len(whole.step_losses) == 6
     _, as_mapping = run(dict(rows), num_epochs=3)
     kept = {"checkpoint": Checkpoint(tmp_path / "run.pt", every=2), "num_epochs": 3}
-    with pytest.raises(Killed):
-        run(data, callback=kill, **kept)
+    stopped(4, run, data, **kept)
     _, resumed = run(data, **kept)
     for name, value in weights.items():
         assert torch.equal(value, resumed[name])

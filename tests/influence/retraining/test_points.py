@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from curvlab.iterate import Checkpoint
 from curvlab.problem import Problem
 from curvlab.problem.memory import MemoryWarning
 from curvlab.solvers import BlockConjugateGradient, Direct
-from tests.refusals import refuses
+from tests.refusals import refuses, stopped
 
 DAMPING, SIZE = 0.1, 12
 WEIGHTS = torch.tensor([0.5, 2.0, 0.0, 1.0, 3.0, 0.1, 1.0, 1.5, 0.7, 0.0, 4.0, 1.0], dtype=torch.float64)
@@ -190,22 +189,17 @@ def test_interrupted_sgd_goes_on_to_the_same_response(mlp: Classifier, tmp_path:
     objective = objective_of(mlp)
     settings = {"step_size": 0.1, "batch_size": 3, "num_steps": 9}
 
-    def minimize(step_seen: Callable[[int], object], **changes: object) -> Tensor:
+    def minimize(**changes: Any) -> Tensor:
         place = {"checkpoint": Checkpoint(tmp_path / "pbrf.pt", every=4)}
-        optimizer = ProximalSGD(**(settings | place | changes), callback=lambda state: step_seen(state.num_steps))
+        optimizer = ProximalSGD(**(settings | place | changes))
         return optimizer.minimize(objective, generator=torch.Generator().manual_seed(3)).displacement
 
-    def interrupt(step: int) -> None:
-        if step == 6:
-            raise KeyboardInterrupt
-
     whole = ProximalSGD(**settings).minimize(objective, generator=3).displacement
-    with pytest.raises(KeyboardInterrupt):
-        minimize(interrupt)
-    steps: list[int] = []
+    stopped(6, minimize)
     for changes in ({"step_size": 0.2}, {"num_steps": 10}):
-        refuses(rf"belongs to other work \({next(iter(changes))} differs?\)", minimize, steps.append, **changes)
-    assert torch.equal(minimize(steps.append), whole)
+        refuses(rf"belongs to other work \({next(iter(changes))} differs?\)", minimize, **changes)
+    steps: list[int] = []
+    assert torch.equal(minimize(callback=lambda state: steps.append(state.num_steps)), whole)
     assert steps == [5, 6, 7, 8, 9]
 
 

@@ -136,6 +136,7 @@ def arrived(
     learned: bool = True,
     moved: float = math.nan,
     moved_by_linearised: float = math.nan,
+    gradient_left: float = math.nan,
     slope: float = math.nan,
     steepest: float = math.nan,
 ) -> str:
@@ -144,9 +145,10 @@ def arrived(
     Four things are needed. The network has learned something: its training loss is below that of the best
     constant outputs. The estimate is what it is called: an exact one solved to `LARGEST_RESIDUAL`, LiSSA finite at
     the paper's depth, whatever its residual. The retraining has got somewhere: its linearisation, which tends
-    to the exact estimate, has moved the outputs by at least half of what that does; where it has hardly begun,
-    anything is linear, and nothing predicts it for a reason. And the estimate is long enough: pointing somewhere,
-    its `steepest` slope could be the `slope` that is needed.
+    to the exact estimate, has moved the outputs by at least half of what that does, or, where only the PBRF is
+    known, at most half of its objective's gradient is left; where it has hardly begun, anything is linear, and
+    nothing predicts it for a reason. And the estimate is long enough: pointing somewhere, its `steepest` slope
+    could be the `slope` that is needed.
     """
     if not learned:
         return "θ^s has learned nothing: constant outputs have a training loss as low."
@@ -160,6 +162,11 @@ def arrived(
         return (
             f"The retraining has hardly begun: linearised, it has moved the outputs by {share:.2g} of what the "
             f"influence estimate does, needed: {MOVED:g}."
+        )
+    if gradient_left > MOVED:
+        return (
+            f"The retraining has hardly begun: of its objective's gradient {gradient_left:.2g} is left, at most "
+            f"{MOVED:g} may be."
         )
     if steepest < slope:
         return (

@@ -179,6 +179,10 @@ RULES: dict[str, list[tuple[str, Change, str, str, str]]] = {
         ("table", where("seed == seed", valid=False), "llc-sign-sgd", OUT, "there are 0"),
     ],
     "pbrf/appg/embedded": [("curves", only("method != 'CG'"), "truncated-cg", OUT, "")],
+    "pbrf/fig6/embedded": [
+        ("networks", where("N > 0", **{"PBRF gradient norm, median": 0.6}), claims, OUT, "hardly begun: of its")
+        for claims in ("pbrf-finds", "influence-aligns")
+    ],
     "pbrf/tab4/embedded": [
         ("curvatures", only("estimate == 'exact'"), "solver-error", OUT, "LiSSA is not computed"),
         ("curvatures", where("estimate != 'exact'", solver=NAN), "solver-error", OUT, "LiSSA is not finite"),

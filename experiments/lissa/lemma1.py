@@ -137,9 +137,9 @@ def _errors(
         squares, projections = [], []
         for block in signed_blocks(eigenvalues, num_trials, settings["batch_size"], kind):
             if name == "lissa":
-                iterates = lissa_iterates(block, g, block.num_trials, **settings, **sizes, shown=shown)
+                iterates = lissa_iterates(block, g, **settings, **sizes, shown=shown)
             else:
-                path = iterates_from(block, g, start, block.num_trials, **settings, **sizes)
+                path = iterates_from(block, g, start, **settings, **sizes)
                 iterates = torch.stack(list(path))[shown]
             deviations = iterates - solution[:, None]
             squares.append(deviations.square().sum(1) / scale)

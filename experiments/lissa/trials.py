@@ -6,6 +6,7 @@ lissa-thm1 have finitely many examples; `RunsOperator` has a trained network's.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Iterator
 
 import torch
@@ -21,132 +22,139 @@ from curvlab.solvers.lissa import LissaState
 BLOCK_NUMBERS = 1_000_000  # signs held at once; more would leave the cache
 
 
-class SignedFeatures(LinearOperator):
-    """H = diag(λ) = E x xᵀ, x_i = ±sqrt(λ_i); on a sample each column meets a batch of its own, so is a trial.
+class Trials(LinearOperator):
+    """A positive semi-definite matrix; on a sample each group of columns meets a batch of its own, so is a trial.
+
+    Subclasses say what is drawn and what a product with it is. Batches are uniform here.
+
+    Args:
+        size: P.
+        num_trials: groups; the columns of one stand side by side.
+        like: has the dtype and device of its vectors.
+    """
+
+    def __init__(self, size: int, num_trials: int, like: Tensor | LinearOperator) -> None:
+        super().__init__(size, dtype=like.dtype, device=like.device)
+        self.num_trials = num_trials
+
+    @property
+    def is_psd(self) -> bool:
+        """True."""
+        return True
+
+    def sample(  # type: ignore[override]
+        self, batch_size: int, generator: torch.Generator | None = None
+    ) -> Batches:
+        """Draw num_trials independent batches."""
+        return Batches(self, self.draw(batch_size, generator))
+
+    @abstractmethod
+    def draw(self, batch_size: int, generator: torch.Generator | None) -> Tensor:
+        """Return num_trials independent batches."""
+
+    @abstractmethod
+    def product(self, drawn: Tensor, vectors: Tensor) -> Tensor:
+        """Return the products of each trial's batch with its columns, (P, columns)."""
+
+
+class Batches(LinearOperator):
+    """What `Trials` have drawn."""
+
+    def __init__(self, trials: Trials, drawn: Tensor) -> None:
+        super().__init__(trials.shape[0], dtype=trials.dtype, device=trials.device)
+        self.trials, self.drawn = trials, drawn
+
+    def matmat(self, vectors: Tensor) -> Tensor:
+        """Return the products, (P, columns), an equal number of columns for each trial; else it is an error."""
+        number, columns = self.trials.num_trials, vectors.shape[1]
+        if columns % number:
+            raise ValueError(
+                f"{number} batches were drawn, for as many columns or a multiple of them, got {columns}"
+            )
+        return self.trials.product(self.drawn, vectors)
+
+    @property
+    def is_psd(self) -> bool:
+        """True."""
+        return True
+
+
+class SignedFeatures(Trials):
+    """H = diag(λ) = E x xᵀ, x_i = ±sqrt(λ_i), one column a trial.
 
     H is the Gauss-Newton matrix of the binary task of App. B.4 at θ = 0: outputs (θᵀx, -θᵀx), cross-entropy.
     """
 
     def __init__(self, eigenvalues: Tensor, num_trials: int) -> None:
-        super().__init__(len(eigenvalues), dtype=eigenvalues.dtype, device=eigenvalues.device)
-        self.eigenvalues, self.num_trials = eigenvalues, num_trials
+        super().__init__(len(eigenvalues), num_trials, eigenvalues)
+        self.eigenvalues = eigenvalues
 
     def matmat(self, vectors: Tensor) -> Tensor:
         """Return H V."""
         return self.eigenvalues[:, None] * vectors
 
-    @property
-    def is_psd(self) -> bool:
-        """True."""
-        return True
-
-    # Batches are uniform here.
-    def sample(  # type: ignore[override]
-        self, batch_size: int, generator: torch.Generator | None = None
-    ) -> SignedBatches:
-        """Draw num_trials independent batches. Cost: num_trials · batch_size · P signs."""
+    def draw(self, batch_size: int, generator: torch.Generator | None) -> Tensor:
+        """Return the features X, (trials, |B|, P). Cost: as many signs."""
         shape = (self.num_trials, batch_size, self.shape[0])
         signs = torch.randint(0, 2, shape, generator=generator, dtype=torch.int8)
-        return SignedBatches((2.0 * signs - 1) * self.eigenvalues.sqrt())
+        return (2.0 * signs - 1) * self.eigenvalues.sqrt()
+
+    def product(self, drawn: Tensor, vectors: Tensor) -> Tensor:
+        """Return 1/|B| X_kᵀ X_k v_k."""
+        projections = drawn @ vectors.T[:, :, None]
+        return (drawn.mT @ projections)[:, :, 0].T / drawn.shape[1]
 
 
 class IsotropicFeatures(SignedFeatures):
     """H = I, P coordinates: x of a uniform direction and ‖x‖² = P ± sqrt(P), with which C.1 is an equality."""
 
-    def sample(  # type: ignore[override]
-        self, batch_size: int, generator: torch.Generator | None = None
-    ) -> SignedBatches:
-        """Draw num_trials independent batches."""
+    def draw(self, batch_size: int, generator: torch.Generator | None) -> Tensor:
+        """Return the features X, (trials, |B|, P)."""
         shape, size = (self.num_trials, batch_size), self.shape[0]
         directions = torch.randn(*shape, size, generator=generator, dtype=self.dtype)
         signs = 2.0 * torch.randint(0, 2, (*shape, 1), generator=generator) - 1
         radii = (size + signs * size**0.5).sqrt()
-        return SignedBatches(directions / directions.norm(dim=2, keepdim=True) * radii)
+        return directions / directions.norm(dim=2, keepdim=True) * radii
 
 
-class SignedBatches(LinearOperator):
-    """Column k meets 1/|B| X_kᵀ X_k, X: (trials, |B|, P)."""
-
-    def __init__(self, features: Tensor) -> None:
-        super().__init__(features.shape[2], dtype=features.dtype, device=features.device)
-        self.features = features
-
-    def matmat(self, vectors: Tensor) -> Tensor:
-        """Return the products, (P, trials); another number of columns is an error."""
-        num_trials, batch_size, _ = self.features.shape
-        if vectors.shape[1] != num_trials:
-            raise ValueError(f"{num_trials} batches were drawn, for as many columns, got {vectors.shape[1]}")
-        projections = self.features @ vectors.T[:, :, None]
-        return (self.features.mT @ projections)[:, :, 0].T / batch_size
-
-    @property
-    def is_psd(self) -> bool:
-        """True."""
-        return True
-
-
-class RunsOperator(LinearOperator):
-    """G of a network; on a sample each of `num_runs` groups of columns meets a batch of its own, so is a run.
+class RunsOperator(Trials):
+    """G of a network; a trial is a run of all right-hand sides.
 
     The network stays as it is while LiSSA runs, so the rows of all its examples are held, layer by layer.
 
     Args:
         operator: G.
         rows: `rows_of` it.
-        num_runs: groups; the columns of one stand side by side.
+        num_runs: trials.
     """
 
     def __init__(self, operator: GaussNewtonOperator, rows: list[LayerRows], num_runs: int) -> None:
-        super().__init__(operator.shape[0], dtype=operator.dtype, device=operator.device)
-        self.operator, self.rows, self.num_runs = operator, rows, num_runs
+        super().__init__(operator.shape[0], num_runs, operator)
+        self.operator, self.rows = operator, rows
 
     def matmat(self, vectors: Tensor) -> Tensor:
         """Return G V."""
         return self.operator @ vectors
 
-    @property
-    def is_psd(self) -> bool:
-        """True: a sum of outer products of rows."""
-        return True
+    def draw(self, batch_size: int, generator: torch.Generator | None) -> Tensor:
+        """Return the places of examples, (runs, |B|)."""
+        return torch.randint(len(self.rows[0].activations), (self.num_trials, batch_size), generator=generator)
 
-    # Batches are uniform here.
-    def sample(  # type: ignore[override]
-        self, batch_size: int, generator: torch.Generator | None = None
-    ) -> RunsBatches:
-        """Draw num_runs independent batches."""
-        size = len(self.rows[0].activations)
-        return RunsBatches(self, torch.randint(size, (self.num_runs, batch_size), generator=generator))
-
-
-class RunsBatches(LinearOperator):
-    """Columns of run r meet 1/|B| sum_{i in B_r} G_i. Cost: 4 |B| P multiplications a column."""
-
-    def __init__(self, runs: RunsOperator, drawn: Tensor) -> None:
-        super().__init__(runs.shape[0], dtype=runs.dtype, device=runs.device)
-        self.drawn = drawn
-        self.parts = [
-            (part.layer, part.activations[drawn, 0], part.signals[drawn, :, 0].flatten(1, 2)) for part in runs.rows
-        ]  # (R, |B|, I), (R, |B| C, O)
-
-    def matmat(self, vectors: Tensor) -> Tensor:
-        """Return the products, (P, columns), an equal number of columns for each run."""
-        num_runs, size = self.drawn.shape
+    def product(self, drawn: Tensor, vectors: Tensor) -> Tensor:
+        """Return 1/|B| sum_{i in B_r} G_i v for the columns of run r. Cost: 4 |B| P multiplications a column."""
+        num_runs, size = drawn.shape
         projected: Tensor | float = 0.0  # (R, K, |B|, C)
-        for layer, activations, signals in self.parts:
+        parts = [
+            (part.layer, part.activations[drawn, 0], part.signals[drawn, :, 0][:, None]) for part in self.rows
+        ]  # (R, |B|, I), (R, 1, |B|, C, O)
+        for layer, activations, signals in parts:
             inner = layer.matrix(vectors).unflatten(0, (num_runs, -1)) @ activations.mT[:, None]  # (R, K, O, |B|)
-            by_example = signals.unflatten(1, (size, -1))[:, None]  # (R, 1, |B|, C, O)
-            projected = projected + (by_example @ inner.mT[..., None])[..., 0]
+            projected = projected + (signals @ inner.mT[..., None])[..., 0]
         products = torch.empty_like(vectors)
-        for layer, activations, signals in self.parts:
-            by_example = signals.unflatten(1, (size, -1))[:, None]
-            outer = (by_example.mT @ projected[..., None])[..., 0]  # type: ignore[index]  # (R, K, |B|, O)
+        for layer, activations, signals in parts:
+            outer = (signals.mT @ projected[..., None])[..., 0]  # type: ignore[index]  # (R, K, |B|, O)
             layer.write((outer.mT @ activations[:, None]).flatten(0, 1) / size, products)
         return products
-
-    @property
-    def is_psd(self) -> bool:
-        """True."""
-        return True
 
 
 def rows_of(operator: LinearOperator) -> list[LayerRows] | None:
@@ -182,9 +190,8 @@ def blocks(num_trials: int, most: int) -> Iterator[int]:
 
 
 def lissa_iterates(
-    operator: LinearOperator,
+    operator: Trials,
     gradient: Tensor,
-    num_trials: int,
     *,
     damping: float,
     step_size: float,
@@ -196,9 +203,8 @@ def lissa_iterates(
     """Return u_t of `Lissa` from u_0 = 0 for t in `shown` (increasing, from 1), (shown, P, trials).
 
     Args:
-        operator: whose samples have `num_trials` columns.
+        operator: its trials have one column each.
         gradient: (P,), the right-hand side of every trial.
-        num_trials: columns.
         damping: added to the operator.
         step_size: η.
         batch_size: |B|.
@@ -216,16 +222,15 @@ def lissa_iterates(
     solver = Lissa(
         step_size, batch_size, num_steps, check_residual=False, raise_on_divergence=False, callback=keep
     )
-    sides = gradient[:, None].expand(-1, num_trials).contiguous()
+    sides = gradient[:, None].expand(-1, operator.num_trials).contiguous()
     solver.solve(operator + damping * identity, sides, generator=generator)
     return torch.stack(kept)
 
 
 def iterates_from(
-    operator: LinearOperator,
+    operator: Trials,
     gradient: Tensor,
     start: Tensor,
-    num_trials: int,
     *,
     damping: float,
     step_size: float,
@@ -235,7 +240,7 @@ def iterates_from(
 ) -> Iterator[Tensor]:
     """Yield u_t of the same iteration from u_0 = start, (P,), for t = 0, ..., num_steps, (P, trials) each."""
     damped = operator + damping * identity
-    u = start[:, None].expand(-1, num_trials)
+    u = start[:, None].expand(-1, operator.num_trials)
     yield u
     for _ in range(num_steps):
         u = u - step_size * (damped.sample(batch_size, generator) @ u - gradient[:, None])

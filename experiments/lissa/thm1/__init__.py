@@ -259,7 +259,6 @@ def _far_trials(
         factored_problems.TrialOperator(problem, trials),
         problem.gradient,
         first,
-        trials,
         damping=damping,
         step_size=step_size,
         batch_size=1,

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
-from curvlab.linalg import LinearOperator
 from curvlab.problem import ModelFunction
 from experiments.lissa.second_moments import spectrum
-from experiments.lissa.trials import blocks, lissa_iterates
+from experiments.lissa.trials import Trials, blocks, lissa_iterates
 
 BLOCK_TRIALS = 64
 
@@ -96,53 +95,30 @@ class ImportanceProblem(FactoredProblem):
         return (traces.mean() / traces).where(traces > 0, 0.0)
 
 
-class TrialOperator(LinearOperator):
-    """G of a problem; on a sample each column meets a batch of its own, drawn with replacement: so is a trial."""
+class TrialOperator(Trials):
+    """G of a problem; batches are drawn with replacement."""
 
     def __init__(self, problem: FactoredProblem, num_trials: int) -> None:
-        super().__init__(len(problem.gradient), dtype=problem.flat.dtype, device=problem.flat.device)
-        self.problem, self.num_trials = problem, num_trials
+        super().__init__(len(problem.gradient), num_trials, problem.flat)
+        self.problem = problem
 
     def matmat(self, vectors: Tensor) -> Tensor:
         """Return G V."""
         return self.problem.dense @ vectors
 
-    @property
-    def is_psd(self) -> bool:
-        """True."""
-        return True
-
-    # Batches are uniform here.
-    def sample(  # type: ignore[override]
-        self, batch_size: int, generator: torch.Generator | None = None
-    ) -> TrialBatches:
-        """Draw num_trials independent batches."""
+    def draw(self, batch_size: int, generator: torch.Generator | None) -> Tensor:
+        """Return the weight w of every example in each batch, (N, trials)."""
         size = len(self.problem.factors)
         drawn = torch.randint(size, (batch_size, self.num_trials), generator=generator)
         counts = torch.zeros(size, self.num_trials, dtype=self.dtype)
         counts.scatter_add_(0, drawn, torch.ones_like(drawn, dtype=self.dtype))
-        return TrialBatches(self.problem, counts / batch_size)
+        return counts / batch_size
 
-
-class TrialBatches(LinearOperator):
-    """Column k meets Σ_i w_ik L_i L_iᵀ. Cost: 2 P N r for each column, whatever the batch size."""
-
-    def __init__(self, problem: FactoredProblem, weights: Tensor) -> None:
-        super().__init__(len(problem.gradient), dtype=weights.dtype, device=weights.device)
-        self.problem, self.weights = problem, weights
-
-    def matmat(self, vectors: Tensor) -> Tensor:
-        """Return the products, (P, trials); another number of columns is an error."""
-        if vectors.shape[1] != self.weights.shape[1]:
-            raise ValueError(f"{self.weights.shape[1]} batches were drawn, got {vectors.shape[1]} columns")
+    def product(self, drawn: Tensor, vectors: Tensor) -> Tensor:
+        """Return Σ_i w_ik L_i L_iᵀ v_k. Cost: 2 P N r for each column, whatever the batch size."""
         size, _, rank = self.problem.factors.shape
-        projections = (self.problem.flat.T @ vectors).unflatten(0, (size, rank)) * self.weights[:, None]
+        projections = (self.problem.flat.T @ vectors).unflatten(0, (size, rank)) * drawn[:, None]
         return self.problem.flat @ projections.flatten(0, 1)
-
-    @property
-    def is_psd(self) -> bool:
-        """True."""
-        return True
 
 
 def lissa_errors(
@@ -153,7 +129,6 @@ def lissa_errors(
         lissa_iterates(
             TrialOperator(problem, count),
             problem.gradient,
-            count,
             damping=damping,
             num_steps=shown[-1],
             shown=shown,

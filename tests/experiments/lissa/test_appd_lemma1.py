@@ -243,7 +243,7 @@ def test_task_has_the_curvature_of_its_features() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.stack([x @ self.theta, -(x @ self.theta)], dim=-1)
 
-    features = SignedFeatures(EIGENVALUES, 1).sample(5, torch.Generator().manual_seed(0)).features[0]
+    features = SignedFeatures(EIGENVALUES, 1).sample(5, torch.Generator().manual_seed(0)).drawn[0]
     data = (features, torch.tensor([0, 1, 0, 0, 1]))
     dense = GaussNewtonOperator(Task(), nn.CrossEntropyLoss(), data).to_dense()
     torch.testing.assert_close(dense, features.T @ features / 5, rtol=1e-12, atol=1e-12)
@@ -252,9 +252,9 @@ def test_task_has_the_curvature_of_its_features() -> None:
 def test_trials_have_batches_of_their_own() -> None:
     batches = SignedFeatures(EIGENVALUES, 4).sample(2, torch.Generator().manual_seed(1))
     vectors = torch.randn(3, 4, dtype=torch.float64)
-    for k, features in enumerate(batches.features):
+    for k, features in enumerate(batches.drawn):
         torch.testing.assert_close((batches @ vectors)[:, k], features.T @ features @ vectors[:, k] / 2)
-    assert not torch.equal(batches.features[0], batches.features[1])
+    assert not torch.equal(batches.drawn[0], batches.drawn[1])
     with pytest.raises(ValueError, match="4 batches were drawn"):
         batches @ vectors[:, :3]
 
@@ -264,10 +264,10 @@ def test_trials_agree_with_the_recursion() -> None:
     zero, gradient = torch.zeros(3, dtype=torch.float64), EIGENVALUES.sqrt()
     sizes = {"num_steps": 6, "generator": torch.Generator().manual_seed(2)}
     operator = SignedFeatures(EIGENVALUES, 20_000)
-    from_zero = lissa_iterates(operator, gradient, 20_000, **settings, **sizes, shown=range(1, 7))
+    from_zero = lissa_iterates(operator, gradient, **settings, **sizes, shown=range(1, 7))
     runs = [
         (gradient, zero, torch.cat([torch.zeros(1, 3, 20_000), from_zero])),
-        (zero, gradient, torch.stack(list(iterates_from(operator, zero, gradient, 20_000, **settings, **sizes)))),
+        (zero, gradient, torch.stack(list(iterates_from(operator, zero, gradient, **settings, **sizes)))),
     ]
     for g, start, iterates in runs:
         assert iterates.shape == (7, 3, 20_000)
@@ -280,7 +280,7 @@ def test_trials_agree_with_the_recursion() -> None:
 
 def test_isotropic_trials_have_the_moments_of_their_recursion() -> None:
     operator = IsotropicFeatures(torch.ones(5, dtype=torch.float64), 400_000)
-    x = operator.sample(1, torch.Generator().manual_seed(3)).features[:, 0]
+    x = operator.sample(1, torch.Generator().manual_seed(3)).drawn[:, 0]
     squares = x.square().sum(1)
     assert sorted({round(float(value), 9) for value in squares}) == pytest.approx([5 - 5**0.5, 5 + 5**0.5])
     fourth = x[:, :, None] ** 2 * x[:, None] ** 2

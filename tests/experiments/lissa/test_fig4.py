@@ -232,10 +232,10 @@ def test_trials_of_lissa_agree_with_the_exact_moments(problem: FactoredProblem) 
 
 def test_trials_have_batches_of_their_own(problem: FactoredProblem) -> None:
     batches = TrialOperator(problem, 5).sample(4, torch.Generator().manual_seed(0))
-    torch.testing.assert_close(batches.weights.sum(0), torch.ones(5, dtype=torch.float64))
+    torch.testing.assert_close(batches.drawn.sum(0), torch.ones(5, dtype=torch.float64))
     each, vectors = problem.factors @ problem.factors.mT, torch.randn(2, 5, dtype=torch.float64)
     for k in range(5):
-        matrix = (batches.weights[:, k, None, None] * each).sum(0)
+        matrix = (batches.drawn[:, k, None, None] * each).sum(0)
         torch.testing.assert_close((batches @ vectors)[:, k], matrix @ vectors[:, k])
     with pytest.raises(ValueError, match="5 batches were drawn"):
         batches @ vectors[:, :2]

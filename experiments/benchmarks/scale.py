@@ -50,7 +50,7 @@ from curvlab.solvers.preconditioners import predicted_steps
 from curvlab.training import RunLength
 from experiments.benchmarks.attribution.libraries.own_matrix import run_length
 from experiments.shared.gauges import load_average, measure_peak, work_clock
-from experiments.shared.recipes import correlation
+from experiments.shared.stats import correlation
 from experiments.shared.task import Task, TrainedTask
 
 DOT, PROJECTION, EKFAC = "gradient dot product", "random projection, 512", "EK-FAC alone"

@@ -22,8 +22,8 @@ from curvlab.solvers import (
     measure_recipe,
 )
 from curvlab.solvers.lissa import LissaState
-from experiments.shared.stats import column_correlations
 from experiments.shared.systems import Systems
+from experiments.shared.trajectory import Stride, Trajectory
 
 GROWTH = 1.2  # between recorded steps
 PAST_DIVERGENCE = 6  # the trajectory of a run that diverges is shown for so many times the steps to the error
@@ -127,7 +127,8 @@ def _trajectory(
     # C = 2 is assumed, not measured: its set-up is the spectrum alone.
     set_up = recipe["full_matvecs"] + (0.0 if name == "paper" else recipe["sampled_passes"])
     passes = num_steps * solver.batch_size / systems.operator.num_examples
-    final_errors, final_correlations = recorder.compare(answer)
+    final_errors, final_correlations = recorder.trajectory.compare(answer)
+    found = recorder.trajectory.as_tensors()
     return {
         "batch_size": solver.batch_size,
         "num_steps": solver.num_steps,
@@ -135,9 +136,9 @@ def _trajectory(
         "converged": converged,
         "diverged": diverged,
         "message": message,
-        "steps": recorder.steps,
-        "errors": torch.stack(recorder.errors),
-        "correlations": torch.stack(recorder.correlations),
+        "steps": found["work"],
+        "errors": found["errors"],
+        "correlations": found["correlations"],
         "final_errors": final_errors,
         "final_correlations": final_correlations,
         "promised": promised,
@@ -185,38 +186,15 @@ def _solver(systems: Systems, name: str, recipe: dict[str, Any]) -> Lissa:
 
 
 class _Recorder:
-    """Compares the iterates with the exact solutions at steps that grow by a fifth."""
+    """Follows LiSSA: its iterates at steps that grow by a fifth, and the last one."""
 
     def __init__(self, systems: Systems, reference: Tensor, advance: Callable[[], Any]) -> None:
-        self.test_gradients = systems.test_gradients
-        self.reference = reference.to(self.test_gradients)
-        self.scores = self.test_gradients @ self.reference
-        self.advance = advance
-        self.steps: list[int] = []
-        self.errors: list[Tensor] = []
-        self.correlations: list[Tensor] = []
-        self.last = torch.zeros_like(self.reference)
-        self._next = 1.0
+        self.trajectory = Trajectory(reference.to(systems.test_gradients), systems.test_gradients)
+        self.stride, self.advance = Stride(GROWTH), advance
+        self.last = torch.zeros_like(self.trajectory.reference)
 
     def __call__(self, state: LissaState) -> None:
         self.advance()
-        step, u = state.num_steps, state.x
-        self.last = u
-        if step < self._next:
-            return
-        self._next = max(step + 1, step * GROWTH)
-        errors, correlations = self.compare(u)
-        self.steps.append(step)
-        self.errors.append(errors)
-        self.correlations.append(correlations)
-
-    def compare(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Return relative errors and correlations of influences, (K,) each; the error of 0 = 0 is 0."""
-        scale = self.reference.norm(dim=0)
-        errors = (u - self.reference).norm(dim=0) / torch.where(scale > 0, scale, torch.ones_like(scale))
-        return errors, correlation(self.test_gradients @ u, self.scores)
-
-
-def correlation(left: Tensor, right: Tensor) -> Tensor:
-    """Return the Pearson correlation of each pair of columns, (M, K), (M, K) -> (K,); 0 where not finite."""
-    return torch.nan_to_num(column_correlations(left, right), nan=0.0, posinf=0.0, neginf=0.0)
+        self.last = state.x
+        if self.stride.wants(state.num_steps):
+            self.trajectory.add(state.num_steps, state.x)

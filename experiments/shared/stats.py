@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 from torch import Tensor
@@ -96,6 +97,11 @@ def column_correlations(left: Tensor, right: Tensor) -> Tensor:
     left, right = left.double(), right.double()
     left, right = left - left.mean(0), right - right.mean(0)
     return (left * right).sum(0) / (left.norm(dim=0) * right.norm(dim=0))
+
+
+def correlation(left: Tensor, right: Tensor) -> Tensor:
+    """Return the Pearson correlation of each pair of columns, (M, K), (M, K) -> (K,); 0 where not finite."""
+    return torch.nan_to_num(column_correlations(left, right), nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def jackknife_error(without: Sequence[float]) -> float:

@@ -28,7 +28,7 @@ from experiments.benchmarks.attribution.libraries.own_matrix import (
     run_length,
 )
 from experiments.benchmarks.attribution.libraries.process import measure
-from experiments.shared.recipes import correlation
+from experiments.shared.stats import correlation
 from experiments.shared.task import Task, TrainedTask
 
 COLUMNS = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,6 +22,7 @@ from curvlab.solvers import (
 from curvlab.solvers.lissa import LissaState
 from experiments.pbrf.appg.systems import NetworkSystems
 from experiments.pbrf.solvers import SCALES
+from experiments.shared.trajectory import Stride, Trajectory
 
 GROWTH = 1.25  # between the steps whose iterates are looked at
 METHODS = {
@@ -49,25 +49,26 @@ def trajectory(systems: NetworkSystems, method: str) -> dict[str, Any]:
 
 
 def _trajectory(systems: NetworkSystems, method: str, reference: Tensor) -> dict[str, Any]:
-    compare = Comparison(reference, systems.test_gradients)
+    gradients = systems.test_gradients.double()
+    curve = Trajectory(reference.to(gradients), gradients)
     settings, run = systems.task.settings, systems.task.run
     generator = run.generator("pbrf appg", settings.seed_name, systems.task.seed, systems.matrix, method)
     if method == "lissa":
-        return _lissa(systems, compare, settings.lissa, generator)
+        return _lissa(systems, curve, settings.lissa, generator)
     if method == "lissa_auto":
-        return _lissa_auto(systems, compare, generator)
-    return _krylov(systems, method, compare, settings.cg, generator)
+        return _lissa_auto(systems, curve, generator)
+    return _krylov(systems, method, curve, settings.cg, generator)
 
 
 def _krylov(
-    systems: NetworkSystems, method: str, compare: Comparison, settings: DictConfig, generator: torch.Generator
+    systems: NetworkSystems, method: str, curve: Trajectory, settings: DictConfig, generator: torch.Generator
 ) -> dict[str, Any]:
-    counted, curve, stride = CountedOperator(systems.damped), Curve(), Stride()
+    counted, stride = CountedOperator(systems.damped), Stride(GROWTH)
     size, num = systems.right_hand_sides.shape
 
     def watch(state: Any) -> None:
         if stride.wants(state.num_steps):
-            curve.add(counted.num_products / num, compare, state.x)
+            curve.add(counted.num_products / num, state.x)
 
     limits: dict[str, Any] = {"rtol": settings.rtol, "max_steps": settings.max_steps}
     solver: Any = {
@@ -83,13 +84,13 @@ def _krylov(
 
 
 def _lissa(
-    systems: NetworkSystems, compare: Comparison, settings: DictConfig, generator: torch.Generator
+    systems: NetworkSystems, curve: Trajectory, settings: DictConfig, generator: torch.Generator
 ) -> dict[str, Any]:
     """Run Eq. 49 with each scaling in turn until no repeat diverges."""
     tried = []
     for scale in SCALES:
         try:
-            found = _repeats(systems, compare, settings, float(scale), generator)
+            found = _repeats(systems, curve, settings, float(scale), generator)
         except DivergenceError as error:
             tried.append(f"{scale}: diverges at step {error.step}")
             continue
@@ -99,13 +100,13 @@ def _lissa(
 
 
 def _repeats(
-    systems: NetworkSystems, compare: Comparison, settings: DictConfig, scale: float, generator: torch.Generator
+    systems: NetworkSystems, curve: Trajectory, settings: DictConfig, scale: float, generator: torch.Generator
 ) -> dict[str, Any]:
     """Return the curves of the first repeat and of the mean over all, for R times the work."""
     steps = recorded_steps(settings.num_steps)
     wanted, share = set(steps), settings.batch_size / systems.operator.num_examples
     sums: dict[int, Tensor] = {}
-    single, mean = Curve(), Curve()
+    single, mean = (Trajectory(curve.reference, curve.test_gradients) for _ in range(2))
 
     def watch(state: LissaState) -> None:
         if (step := state.num_steps) in wanted:
@@ -117,29 +118,29 @@ def _repeats(
         systems.task.run.add_matvecs(solution.num_matvecs)
         if repeat == 0:
             for step in steps:
-                single.add(step * share, compare, sums[step])
+                single.add(step * share, sums[step])
     for step in steps:
-        mean.add(settings.num_repeats * step * share, compare, sums[step] / settings.num_repeats)
+        mean.add(settings.num_repeats * step * share, sums[step] / settings.num_repeats)
     return {"LiSSA, 1 run": single.as_tensors(), f"LiSSA, {settings.num_repeats} runs": mean.as_tensors()}
 
 
-def _lissa_auto(systems: NetworkSystems, compare: Comparison, generator: torch.Generator) -> dict[str, Any]:
+def _lissa_auto(systems: NetworkSystems, curve: Trajectory, generator: torch.Generator) -> dict[str, Any]:
     """Run `Lissa.auto`; iterates, and last the mean that it answers with."""
     size, num = systems.operator.num_examples, systems.right_hand_sides.shape[1]
     recipe = measure_recipe(systems.operator, systems.damping, generator=generator)
     solver = Lissa.from_recipe(recipe)
     full = recipe.num_matvecs - recipe.num_sampled_matvecs
     set_up = (full + recipe.num_sampled_examples / size) / num  # shared by all systems
-    curve, stride = Curve(), Stride()
+    stride = Stride(GROWTH)
 
     def watch(state: LissaState) -> None:
         if stride.wants(state.num_steps):
-            curve.add(set_up + state.num_steps * solver.batch_size / size, compare, state.x)
+            curve.add(set_up + state.num_steps * solver.batch_size / size, state.x)
 
     chosen = dataclasses.replace(solver, callback=watch)
     solution = chosen.solve(systems.damped, systems.right_hand_sides, generator=generator)
     systems.task.run.add_matvecs(solution.num_matvecs)
-    curve.add(set_up + solver.num_steps * solver.batch_size / size, compare, solution.x)
+    curve.add(set_up + solver.num_steps * solver.batch_size / size, solution.x)
     sizes = {"batch_size": solver.batch_size, "num_steps": solver.num_steps, "scale": 1 / solver.step_size}
     return {"curves": {METHODS["lissa_auto"]: curve.as_tensors()}, "tried": []} | sizes
 
@@ -167,55 +168,7 @@ class CountedOperator(DerivedOperator):
         return self.origin.damping
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """With the exact solutions: (P, K), and gradients of M test losses, (M, P)."""
-
-    reference: Tensor
-    test_gradients: Tensor
-
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return relative errors and Pearson correlations of the scores over test examples, (K,) each."""
-        exact = self.reference.to(x.device)
-        errors = (x.double() - exact).norm(dim=0) / exact.norm(dim=0)
-        gradients = self.test_gradients.double()
-        left, right = gradients @ x.double(), gradients @ exact
-        left, right = left - left.mean(0), right - right.mean(0)
-        found = (left * right).sum(0) / (left.norm(dim=0) * right.norm(dim=0))
-        return errors.cpu(), found.nan_to_num(0.0).cpu()
-
-
-@dataclass
-class Curve:
-    """Iterates compared, in the order of their work."""
-
-    rows: list[tuple[float, Tensor, Tensor]] = field(default_factory=list)
-
-    def add(self, work: float, compare: Comparison, x: Tensor) -> None:
-        """Compare an iterate."""
-        self.rows.append((work, *compare(x)))
-
-    def as_tensors(self) -> dict[str, Any]:
-        """Return work as a list, errors and correlations as (S, K)."""
-        work, errors, correlations = zip(*self.rows, strict=True)
-        return {"work": list(work), "errors": torch.stack(errors), "correlations": torch.stack(correlations)}
-
-
-@dataclass
-class Stride:
-    """Steps 1, 2, 3, ... growing by a quarter."""
-
-    next_step: float = 1.0
-
-    def wants(self, step: int) -> bool:
-        """Return whether a step is looked at."""
-        if step < self.next_step:
-            return False
-        self.next_step = max(step + 1, step * GROWTH)
-        return True
-
-
 def recorded_steps(num_steps: int) -> list[int]:
     """Return the steps that are looked at, the last among them."""
-    stride = Stride()
+    stride = Stride(GROWTH)
     return [step for step in range(1, num_steps + 1) if stride.wants(step) or step == num_steps]

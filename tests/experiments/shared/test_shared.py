@@ -19,8 +19,8 @@ from curvlab.lab.data import TokenSplits
 from experiments.shared import constant_bounds as module
 from experiments.shared import stats
 from experiments.shared.constant_bounds import constant_bounds
-from experiments.shared.recipes import correlation
 from experiments.shared.spectrum import constants, gauss_newton, spectrum, trace
+from experiments.shared.stats import correlation
 from experiments.shared.task import TrainedTask
 from experiments.shared.worst_case import farthest_ratio, judge_row, largest, smallest
 

@@ -1,0 +1,59 @@
+"""Iterates of a solver beside exact solutions: relative errors, and correlations of the scores that they give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.shared.stats import correlation
+
+
+@dataclass
+class Stride:
+    """Steps 1, 2, 3, ..., from the last one on further apart by a factor.
+
+    Attributes:
+        growth: the factor.
+    """
+
+    growth: float
+    _next: float = 1.0
+
+    def wants(self, step: int) -> bool:
+        """Return whether a step is looked at."""
+        if step < self._next:
+            return False
+        self._next = max(step + 1, step * self.growth)
+        return True
+
+
+@dataclass
+class Trajectory:
+    """Iterates compared with the exact solutions, in the order of their work.
+
+    Attributes:
+        reference: exact solutions, (P, K).
+        test_gradients: (M, P), of the same dtype; their products with a solution are scores, up to sign.
+    """
+
+    reference: Tensor
+    test_gradients: Tensor
+    _rows: list[tuple[float, Tensor, Tensor]] = field(default_factory=list)
+
+    def add(self, work: float, x: Tensor) -> None:
+        """Compare an iterate."""
+        self._rows.append((work, *self.compare(x)))
+
+    def compare(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return relative errors (that of 0 = 0 is 0), and correlations of scores over the tests, (K,) each."""
+        x, scale = x.to(self.reference), self.reference.norm(dim=0)
+        errors = (x - self.reference).norm(dim=0) / torch.where(scale > 0, scale, torch.ones_like(scale))
+        return errors, correlation(self.test_gradients @ x, self.test_gradients @ self.reference)
+
+    def as_tensors(self) -> dict[str, Any]:
+        """Return work as a list, errors and correlations as (S, K)."""
+        work, errors, correlations = zip(*self._rows, strict=True)
+        return {"work": list(work), "errors": torch.stack(errors), "correlations": torch.stack(correlations)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -15,9 +14,8 @@ from omegaconf import DictConfig, ListConfig
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from curvlab.files import write_atomically
 from curvlab.influence.retraining import DownweightedCost, FullBatchLBFGS, LeftOut, SharedBatches
-from curvlab.lab import Run
+from curvlab.lab import Run, unit
 from curvlab.training import TrainingDivergedError, shuffled_batches
 from experiments.shared.task import DTYPES, Task, without_paths
 
@@ -158,7 +156,7 @@ def load_network(run: Run, name: str, settings: DictConfig, seed: int) -> Networ
         key = first.key | {"grid": list(lr), "select_by": by}
         compute = partial(_learning_rate, first, [float(rate) for rate in lr], by)
         about = f"choosing the learning rate of {first.label}"
-        lr = run.unit("pbrf/learning_rate", key, compute, version=2, about=about, resumes=True)["lr"]
+        lr = run.unit("pbrf/learning_rate", key, compute, version=2, about=about)["lr"]
     network = replace(_at_start(task, seed), lr=math.nan if lr is None else float(lr))
 
     def trained(unfinished: Path) -> dict[str, Any]:
@@ -188,36 +186,33 @@ def _at_start(task: Task, seed: int) -> Network:
     )
 
 
-def _learning_rate(network: Network, grid: list[float], by: str, unfinished: Path) -> dict[str, Any]:
+def _learning_rate(network: Network, grid: list[float], by: str) -> dict[str, Any]:
     """Return the rate with the lowest final loss, or the highest accuracy, on a tenth of the training set.
 
-    The tenth is held out. Of equal accuracies the one with the lower loss is taken. Each training has its own
-    checkpoint, and what has ended is not run again.
+    The tenth is held out. Of equal accuracies the one with the lower loss is taken.
     """
     size = len(network.train[1])
     order = torch.randperm(size, generator=network.generator("pbrf validation"))
     held_out, kept = order.split([size // 10, size - size // 10])
     inputs, targets = network.train
-    own = replace(network, train=(inputs[kept], targets[kept]))
-    found = []
-    for lr in network.run.progress(grid, f"learning rates of {network.label}"):
-        ended = unfinished / f"lr_{lr:g}.json"
-        if not ended.exists():
-            held = (inputs[held_out], targets[held_out])
-            result = _validated(replace(own, lr=lr), held, unfinished / f"lr_{lr:g}")
-            write_atomically(ended, json.dumps(result).encode())
-        found.append(json.loads(ended.read_text(encoding="utf-8")))
-    losses, accuracies = map(list, zip(*found, strict=True))
+    own, held = replace(network, train=(inputs[kept], targets[kept])), (inputs[held_out], targets[held_out])
+    rates = network.run.progress(grid, f"learning rates of {network.label}")
+    found = [_validated(network.run, replace(own, lr=lr), held, **network.key, lr=lr) for lr in rates]
+    losses, accuracies = ([each[name] for each in found] for name in ("loss", "accuracy"))
     best = min(range(len(grid)), key=lambda i: (-accuracies[i] if by == "accuracy" else 0.0, losses[i]))
     return {"lr": grid[best], "grid": grid, "losses": losses, "accuracies": accuracies}
 
 
-def _validated(network: Network, held_out: tuple[Tensor, Tensor], unfinished: Path) -> tuple[float, float]:
-    """Return loss and accuracy (0 where outputs are no classes) after training; inf and 0 if that diverges."""
+@unit("pbrf/validated", version=1, about="training {seed_name} at a learning rate of {lr:g}", resumes=True)
+def _validated(
+    run: Run, network: Network, held_out: tuple[Tensor, Tensor], /, *, checkpoint: Path, **_: Any
+) -> dict[str, float]:
+    """Return `loss` and `accuracy` (0 where outputs are no classes) after training; inf and 0 if that diverges."""
+    diverged = {"loss": math.inf, "accuracy": 0.0}
     try:
-        end = network.end_of_base_run(unfinished)
+        end = network.end_of_base_run(checkpoint)
     except TrainingDivergedError:
-        return math.inf, 0.0
+        return diverged
     model = copy.deepcopy(network.model)
     vector_to_parameters(end, model.parameters())
     losses = LeftOut(model, network.loss, held_out, [NOTHING], damping=1.0).losses
@@ -228,4 +223,4 @@ def _validated(network: Network, held_out: tuple[Tensor, Tensor], unfinished: Pa
                 (model(x).argmax(1) == y).sum() for x, y in zip(*(t.split(512) for t in held_out), strict=True)
             ]
         accuracy = float(sum(hits)) / len(held_out[1])
-    return (value, accuracy) if math.isfinite(value) else (math.inf, 0.0)
+    return {"loss": value, "accuracy": accuracy} if math.isfinite(value) else diverged

@@ -89,7 +89,7 @@ def test_small_weights_agree_with_influence(run_smoke) -> None:
     assert (networks["gauss_newton residual"] < 1e-5).all()
 
 
-# --- The learning rate of a base network, from a list: by what it is chosen, and what a kill leaves
+# --- The learning rate of a base network, from a list: by what it is chosen
 @dataclass(frozen=True)
 class Stub:
     """As much of a network as the choice reads."""
@@ -100,6 +100,7 @@ class Stub:
     lr: float = math.nan
     end: nn.Module = field(default_factory=lambda: nn.Linear(3, 2))
     label: str = "stub"
+    key: dict[str, str] = field(default_factory=lambda: {"seed_name": "stub"})
     run: Any = field(default_factory=lambda: SimpleNamespace(progress=lambda items, about: items))
 
     def generator(self, stream: str) -> torch.Generator:
@@ -114,31 +115,21 @@ def network() -> Stub:
     return Stub((x, (x[:, 0] > 0).long()), nn.Linear(3, 2), nn.CrossEntropyLoss())
 
 
-def test_accuracy_and_loss_may_disagree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_accuracy_and_loss_may_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {1.0: (0.3, 0.8), 0.1: (0.5, 0.9), 0.01: (0.4, 0.9), 0.001: (math.inf, 0.0)}
-    monkeypatch.setattr(networks, "_validated", lambda own, held_out, unfinished: found[own.lr])
-    chosen = {by: _learning_rate(network(), list(found), by, tmp_path / by) for by in ("loss", "accuracy")}
+
+    def validated(
+        run: Any, own: Stub, held_out: tuple[torch.Tensor, torch.Tensor], **key: Any
+    ) -> dict[str, float]:
+        assert (len(own.train[1]), len(held_out[1])) == (90, 10)
+        assert key == {"seed_name": "stub", "lr": own.lr}  # a unit of its own for each rate
+        return dict(zip(("loss", "accuracy"), found[own.lr], strict=True))
+
+    monkeypatch.setattr(networks, "_validated", validated)
+    chosen = {by: _learning_rate(network(), list(found), by) for by in ("loss", "accuracy")}
     assert chosen["loss"]["lr"] == 1.0
     assert chosen["accuracy"]["lr"] == 0.01  # of the two, the one with the lower loss
     assert chosen["loss"]["losses"] == [0.3, 0.5, 0.4, math.inf]
-
-
-def test_what_has_ended_is_not_trained_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    trained: list[tuple[float, Path]] = []
-
-    def validated(own: Stub, held_out: tuple[torch.Tensor, torch.Tensor], unfinished: Path) -> tuple[float, float]:
-        trained.append((own.lr, unfinished))
-        assert (len(own.train[1]), len(held_out[1])) == (90, 10)
-        if trained == [(1.0, unfinished)] or len(trained) > 2:
-            return 1.0, 0.5
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(networks, "_validated", validated)
-    with pytest.raises(KeyboardInterrupt):
-        _learning_rate(network(), [1.0, 0.1], "loss", tmp_path)
-    _learning_rate(network(), [1.0, 0.1], "loss", tmp_path)
-    assert [lr for lr, _ in trained] == [1.0, 0.1, 0.1]
-    assert trained[0][1] != trained[1][1] == trained[2][1]  # a checkpoint for each rate, found again
 
 
 def test_loss_and_accuracy_are_those_of_the_end(tmp_path: Path) -> None:
@@ -147,7 +138,8 @@ def test_loss_and_accuracy_are_those_of_the_end(tmp_path: Path) -> None:
     with torch.no_grad():
         outputs = own.end(x)
         expected = (float(nn.functional.cross_entropy(outputs, y)), float((outputs.argmax(1) == y).float().mean()))
-    assert _validated(own, (x, y), tmp_path) == pytest.approx(expected, rel=1e-5)
+    found = _validated.__wrapped__(None, own, (x, y), checkpoint=tmp_path)
+    assert (found["loss"], found["accuracy"]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_decayed_rate_stays_decayed_in_retrainings() -> None:

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from curvlab.lab import Claim, ClaimResult, judge, out_of_reach, panels, plots
+from curvlab.lab import Claim, ClaimResult, judge, out_of_reach, panels
 from curvlab.lab.claims import withheld
 from experiments.shared import stats
 
@@ -63,35 +63,6 @@ def draw_by_rank(ax: Axes, table: pd.DataFrame, value: str, *, styles: dict) -> 
     ax.set_xscale("log", base=2)
     ax.set_xticks([*ranks, *left.values()], [*(f"{rank:g}" for rank in ranks), *("–" for _ in left)])
     ax.minorticks_off()
-
-
-def draw_beside(
-    table: pd.DataFrame,
-    printed: pd.DataFrame,
-    quantities: Mapping[str, str],
-    titles: tuple[str, str],
-    note: str = "",
-) -> Figure:
-    """Return a row of panels for each quantity: ours by rank on the left, the paper's on the right.
-
-    Args:
-        table: runs with their `label`, `rank` and the quantities.
-        printed: the paper's rows, likewise.
-        quantities: columns with their labels.
-        titles: of both columns.
-        note: above the legend.
-    """
-    figure, axes = plots.figure(len(quantities), 2, panel_size=(3.8, 4.0 if len(quantities) == 1 else 2.7))
-    styles = panels.styles_of(pd.concat([table.label, printed.label]).unique())
-    for index, (row, (quantity, label)) in enumerate(zip(axes, quantities.items(), strict=True)):
-        for ax, own, title in zip(row, (table, printed), titles, strict=True):
-            draw_by_rank(ax, own, quantity, styles=styles)
-            log = "y" if own[quantity].max() > 10 * own[quantity].min() else ""
-            panels.frame(ax, x="rank τ (–: has none)", y=label if ax is row[0] else "", log=log)
-            ax.set_title("" if index else title)
-    number = panels.seeds([table.seed.nunique()])
-    panels.legend(figure, title=f"ours: mean over {number}, 95 % t interval{note}", columns=5)
-    return figure
 
 
 WORKING = {

@@ -40,12 +40,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
-from curvlab.lab import Computed, Run, Target
+from curvlab.lab import Computed, Run, Target, panels, plots
 from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, exact, out_of_reach, t_interval, withheld
 from curvlab.lab.claims import judge as verdict
 from experiments.ginger.comparison import (
     WORKING,
-    draw_beside,
+    draw_by_rank,
     draw_what_works,
     gated,
     judge_difference,
@@ -323,7 +323,6 @@ def _gains(claim: Claim, table: pd.DataFrame) -> ClaimResult:
 
 # ------------------------------------------------------------------------------------ draw
 HALVES = {"full": "all weights", "lora": "LoRA"}
-SCORES = {"rouge": "ROUGE, mean of 1, 2, L (%)", "train_perplexity": "training perplexity"}
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
@@ -333,23 +332,29 @@ def draw(computed: Computed) -> dict[str, Figure]:
     paper = computed["paper"].assign(label=lambda own: own.racer.map(names).fillna(own.racer), seed=0)
     note = "; without variants that diverged" if lost.any() else ""
     kept = _papers_four(table[~lost])
-    full = {"rouge": SCORES["rouge"]}
-    figures = {"figure.png": _half(kept, _papers_four(paper), "full", full, note)}
-    at_start = computed["start"].rouge.iloc[0]
-    figures["figure.png"].axes[0].axhline(at_start, color="black", linestyle="--", label="before fine-tuning")
+    rouge = _rouge(kept, _papers_four(paper), computed["start"].rouge.iloc[0], note)
     logarithm = table.assign(logarithm=np.log(table.train_perplexity))
     labels = {"logarithm": "log of training perplexity / momentum's", "rouge": "ROUGE less momentum's (points)"}
     rank = int(computed.config["tuned_rank"])
     named, clipped = (of.assign(weights=of.weights.replace(HALVES)) for of in (logarithm, computed["clipped"]))
     works = draw_what_works(named, clipped, labels, by="weights", rank=rank)
-    return figures | {"figure_more.png": works}
+    return {"figure.png": rouge, "figure_more.png": works}
 
 
 def _papers_four(table: pd.DataFrame) -> pd.DataFrame:
     return table[table.racer.isin(["momentum", "adam", "qng", "ginger"])]
 
 
-def _half(table: pd.DataFrame, paper: pd.DataFrame, half: str, quantities: Mapping[str, str], note: str) -> Figure:
-    own = table[table.weights == half]
-    titles = (f"ours: {own.task.iloc[0]}, {HALVES[half]}", f"printed: T5-small, XSum, {HALVES[half]}")
-    return draw_beside(own, paper[paper.weights == half], quantities, titles, note)
+def _rouge(ours: pd.DataFrame, paper: pd.DataFrame, at_start: float, note: str) -> Figure:
+    """Draw ROUGE by rank with all weights, ours and where it starts on the left, the paper's on the right."""
+    figure, axes = plots.figure(1, 2, panel_size=(3.8, 4.0))
+    styles = panels.styles_of(pd.concat([ours.label, paper.label]).unique())
+    titles = (f"ours: {ours.task.iloc[0]}", "the paper's: T5-small on XSum")
+    for ax, own, title in zip(axes[0], (ours, paper), titles, strict=True):
+        draw_by_rank(ax, own[own.weights == "full"], "rouge", styles=styles)
+        panels.frame(ax, x="rank τ (–: has none)", title=title)
+    axes[0, 0].set_ylabel("ROUGE, mean of 1, 2, L (%)")
+    panels.rule(axes[0, 0], y=at_start, color="black", label="before fine-tuning")
+    told = f"mean over {panels.seeds([ours.seed.nunique()])}, 95 % t interval"
+    panels.legend(figure, title=f"ours: {told}; both: all weights are tuned{note}", columns=5)
+    return figure

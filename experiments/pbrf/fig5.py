@@ -31,13 +31,14 @@ from __future__ import annotations
 import difflib
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
@@ -375,6 +376,7 @@ def _shares(means: pd.DataFrame, solver: str) -> pd.Series:
 
 
 # ------------------------------------------------------------------------------------ draw
+SHARE = "both errors,\n% of all five"
 AXES = {"depth": "hidden layers", "weight_decay": "weight decay", "removed": "share removed"}
 SHARES = {SOLVER_BY_LISSA: "LiSSA", "solver": "exact solve", BY_LINEARISED: "an estimate of zero: no change"}
 # Rows of panels: what retraining adds, and influence's own errors; from dark to bright.
@@ -385,49 +387,64 @@ NOTE = "mean over {}, of each over its points or groups; bars: 95 % t interval o
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the share of linearisation and solver in the five gaps, and the gaps, by task, factor and level."""
+    """Return the share of linearisation and solver in the five gaps by factor and level, and the gaps.
+
+    The share is of one task, the last of those that vary most; the others' stand with the gaps.
+    """
     key = ["task", "factor", "level", "seed", "gap"]
     gaps = pd.DataFrame(computed["points"].groupby(key, sort=False).per_example.agg(_mean).unstack())
     shares = {name: 100 * _shares(gaps, solver) for solver, name in SHARES.items() if solver in gaps}
-    share = _panels({"": pd.DataFrame(shares)}, 2.6, "both errors,\n% of all five")
+    parts = {SHARE: pd.DataFrame(shares)}
+    for part, names in {"retraining": RETRAINING, "influence": OWN}.items():
+        parts[f"{part}:\ngap / √N"] = gaps.rename(columns=names).filter([*names.values()])
+    varied = {task: set(own.index.unique("factor")) for task, own in gaps.groupby("task", sort=False)}
+    first = str(max(reversed(varied), key=lambda task: len(varied[task])))
+
+    factors = [name for name in FACTORS if name in varied[first]]
+    figure, axes = plots.figure(math.ceil(len(factors) / 3), 3, panel_size=(2.6, 2.1), sharey=True)
+    _row(axes.ravel().tolist(), factors, first, SHARE, parts[SHARE])
+    factors = [name for name in FACTORS if name in set().union(*varied.values())]
+    rows = [row for row in product(varied, parts) if row != (first, SHARE)]
+    more, axes = plots.figure(len(rows), len(factors), panel_size=(7.8 / len(factors), 1.9), sharey="row")
+    for line, (task, part) in zip(axes, rows, strict=True):
+        _row(line.tolist(), factors, str(task), part, parts[part])
+    for each in (figure, more):
+        panels.legend(each, title=NOTE.format(panels.seeds(gaps.reset_index().groupby("task").seed.nunique())))
+    return {"figure.png": figure, "figure_more.png": more}
+
+
+def _printed() -> float:
+    """Return the largest share that the paper's Table 5 shows, in percent."""
     printed = load_numbers("pbrf", folder=FOLDER).in_table("Table 5")
     paper = pd.Series({(number.row, number.column): number.value for number in printed}).unstack()
-    for ax in (ax for ax in share.axes if ax.axison):
-        largest = 100 * _shares(paper, "solver").max()
-        panels.rule(ax, y=largest, linestyle="-", label=f"the paper's largest, {largest:.2g} % (Table 5)")
-    parts = {"retraining:\n": RETRAINING, "influence:\n": OWN}
-    rows = {part: gaps.rename(columns=names).filter([*names.values()]) for part, names in parts.items()}
-    figures = {"figure.png": share, "figure_more.png": _panels(rows, 1.9, "gap / √N")}
-    for figure in figures.values():
-        panels.legend(figure, title=NOTE.format(panels.seeds(gaps.reset_index().groupby("task").seed.nunique())))
-    return figures
+    return float(100 * _shares(paper, "solver").max())
 
 
-def _panels(rows: Mapping[str, pd.DataFrame], height: float, label: str) -> Figure:
-    """Return a figure with a column of panels for each factor and, for each task, a row for each of `rows`."""
-    index = next(iter(rows.values())).index
-    tasks, factors = index.unique("task"), [name for name in FACTORS if name in index.unique("factor")]
-    size = (7.8 / len(factors), height)
-    figure, axes = plots.figure(len(rows) * len(tasks), len(factors), panel_size=size, sharey="row")
-    for line, (task, (part, table)) in zip(axes, product(tasks, rows.items()), strict=True):
-        for ax, factor in zip(line, factors, strict=True):
-            own = table[table.index.isin([task], "task") & table.index.isin([factor], "factor")]
-            if own.empty:
-                ax.set_axis_off()
-                where = {"ha": "center", "va": "center", "transform": ax.transAxes, "fontsize": 8.5}
-                ax.text(0.5, 0.5, f"{AXES.get(factor, factor)}:\nnot varied\non this task", **where)
-                continue
-            levels = own.index.unique("level").sort_values()
-            for turn, name in enumerate(map(str, own)):  # side by side, or those that agree would hide each other
-                values = own[name].dropna().reset_index()
-                place = values.level.map(levels.get_loc) + 0.16 * (turn - (own.shape[1] - 1) / 2)
-                look: Any = {"label": name, "styles": STYLES, "bars": True}
-                panels.lines(ax, values.assign(place=place), x="place", y=name, **look)
-            panels.frame(ax, x=AXES.get(factor, factor), log="y")
-            few = slice(None, None, math.ceil(len(levels) / 4))
-            ax.set_xticks(range(len(levels))[few], [f"{level:g}" for level in levels[few]], fontsize=8)
-        smallest = table[table.index.isin([task], "task")].groupby(["factor", "level"]).mean()
-        line[0].set_ylim(bottom=smallest.where(smallest > 0).min().min() / 3 if len(smallest.dropna()) else None)
-        line[0].set_ylabel(f"{part}{label}")
-        line[0].set_title(textwrap.fill(reader_names([task], whole=True)[task], 14), loc="left", fontsize=9)
-    return figure
+def _row(axes: Sequence[Axes], factors: Sequence[str], task: str, label: str, table: pd.DataFrame) -> None:
+    """Draw a panel for each factor: a task's columns of the table over the factor's levels."""
+    of_task = table[table.index.isin([task], "task")]
+    for ax in axes[len(factors) :]:
+        ax.set_axis_off()
+    for ax, factor in zip(axes, factors, strict=False):
+        own = of_task[of_task.index.isin([factor], "factor")]
+        if own.empty:
+            ax.set_axis_off()
+            ax.text(0, 0.5, f"{AXES.get(factor, factor)}:\nnot varied here", fontsize=8.5)
+            continue
+        levels = own.index.unique("level").sort_values()
+        for turn, name in enumerate(map(str, own)):  # side by side, or those that agree would hide each other
+            values = own[name].dropna().reset_index()
+            place = values.level.map(levels.get_loc) + 0.16 * (turn - (own.shape[1] - 1) / 2)
+            look: Any = {"label": name, "styles": STYLES, "bars": True}
+            panels.lines(ax, values.assign(place=place), x="place", y=name, **look)
+        if label == SHARE:
+            printed = _printed()
+            panels.rule(ax, y=printed, linestyle="-", label=f"the paper's largest, {printed:.2g} % (Table 5)")
+        panels.frame(ax, x=AXES.get(factor, factor), log="y")
+        few = slice(None, None, math.ceil(len(levels) / 4))
+        ax.set_xticks(range(len(levels))[few], [f"{level:g}" for level in levels[few]], fontsize=8)
+        if (where := ax.get_subplotspec()) is None or where.is_first_col():
+            ax.set_ylabel(label)
+    smallest = of_task.groupby(["factor", "level"]).mean()
+    axes[0].set_ylim(bottom=smallest.where(smallest > 0).min().min() / 3 if len(smallest.dropna()) else None)
+    axes[0].set_title(textwrap.fill(reader_names([task], whole=True)[task], 14), loc="left", fontsize=9)

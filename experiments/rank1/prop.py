@@ -36,7 +36,6 @@ TARGET = Target(
 )
 NUM_CHECKED = 200  # draws whose smallest eigenvalue is computed
 BLOCK_ENTRIES = 500_000  # numbers in the matrices that are formed at once
-TITLES = {"S": "symmetrised S", "D": "unsymmetrised D"}
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
@@ -145,34 +144,41 @@ def _row(
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the figure: measured over stated error against n, for S and D, and with λmax taken literally."""
+    """Return the figures: measured over stated error against n, for S with both meanings of λmax, and for D."""
     table = computed["table"]
     table = table.assign(spectrum=table.spectrum.str.replace("_", " "))
     plain = table[table.delta == 0]
-    figure, axes = plots.figure(1, 3, panel_size=(2.66, 3.1))
-    for ax, form in zip(axes[0], TITLES, strict=False):
-        _ratios(ax, plain[plain.form == form], "stated")
-        panels.frame(ax, title=f"{TITLES[form]}, λ spectral norm", log="y")
-    axes[0, 0].set_ylabel("E‖D - H‖² / (λ² n (n - 1))")
-    _ratios(axes[0, 2], plain[plain.form == "S"], "stated_with_largest")
-    panels.frame(axes[0, 2], title="S, λ largest eigenvalue", log="y")
-    worst = f"at most {table.z.abs().max():.1f} s.e. in {len(table)} settings, both forms, δ"
-    note = f"a mark: a spectrum of H, the last a trained model's; bars: 95 %; Monte Carlo - exact: {worst}"
-    panels.legend(figure, title=note)
-    return {"figure.png": figure}
+    symmetrised = plain[plain.form == "S"]
+    figure, axes = plots.figure(1, 2, panel_size=(3.95, 3.6))
+    _ratios(axes[0, 0], symmetrised, "stated", title="symmetrised S, λ: spectral norm")
+    _ratios(axes[0, 1], symmetrised, "stated_with_largest", title="symmetrised S, λ: largest eigenvalue")
+    more, (right,) = plots.figure(panel_size=(3.95, 3.4))
+    _ratios(right[0], plain[plain.form == "D"], "stated", title="unsymmetrised D, λ: spectral norm")
+    note = "dashed: as printed; names: spectra of H (signed, mirrored: indefinite; logistic: a trained model's)"
+    note += "\nline: exact; marks: Monte Carlo with 95 %"
+    worst = f"{table.z.abs().max():.1f} s.e. off the exact value in {len(table)} settings"
+    figure.supxlabel(f"{note}, at most {worst}", fontsize=8.5)
+    more.supxlabel(note, fontsize=8.5)
+    return {"figure.png": figure, "figure_more.png": more}
 
 
-def _ratios(ax: Axes, table: pd.DataFrame, column: str) -> None:
-    """Draw Monte Carlo as points, with 95 %, and the closed form as lines."""
+def _ratios(ax: Axes, table: pd.DataFrame, column: str, *, title: str) -> None:
+    """Draw Monte Carlo as points, with 95 %, and the closed form as lines, each with its name at the right."""
     shown = table[table[column] > 0].sort_values("n", kind="stable")
     shown = shown.assign(formula=shown.exact / shown[column], found=shown.measured / shown[column])
     shown = shown.assign(error=shown.stderr / shown[column])
     styles = panels.styles_of(table.spectrum.unique())
-    panels.rule(ax, y=1, label="as stated")
-    lines = {name: style | {"marker": ""} for name, style in styles.items()}
+    panels.rule(ax, y=1, color="black")
     for name, own in shown.groupby("spectrum", sort=False):
-        ax.plot(own.n, own.formula, color=lines[name]["color"], linewidth=1)
+        ax.plot(own.n, own.formula, color=styles[name]["color"], linewidth=1)
     panels.lines(
         ax, shown, x="n", y="found", by="spectrum", stderr="error", bars=True, styles=styles, linestyle="none"
     )
-    panels.frame(ax, x="n (line: exact, points: Monte Carlo)", log="x")
+    panels.frame(ax, x="n", y="E‖D - H‖² over the printed one", title=title, log="xy")
+    ax.autoscale_view()
+    ends = shown.drop_duplicates("spectrum", keep="last").sort_values("formula", kind="stable")
+    heights = ax.transAxes.inverted().transform(ax.transData.transform(ends[["n", "formula"]]))[:, 1]
+    place = -1.0
+    for name, height in zip(ends.spectrum, heights, strict=True):
+        place = max(place + 0.07, height)  # where the line ends, or just above the name below
+        ax.text(1.02, place, name, transform=ax.transAxes, va="center", fontsize=8.5)

@@ -204,13 +204,17 @@ def draw(computed: Computed) -> dict[str, Figure]:
     shown = table.assign(
         share=table.steps / table.bound,
         inverse=1 / table.relative_epsilon,
-        function=table.objective.str.replace("_", " ").where(~never, table.objective + ": never arrives"),
+        function=table.objective.str.replace("_", " "),
     )
     figure, axes = plots.figure(panel_size=(8.0, 3.8))
     panels.lines(axes[0, 0], shown[~never], x="inverse", y="share", by="function")
     panels.rule(axes[0, 0], y=1, label="the bound K(ε) of the lemma", color="black")
-    for function in shown[never].function.unique():
-        axes[0, 0].plot([], [], " ", label=function)
+    for function, own in shown[never & (table.steps_taken > table.bound)].groupby(
+        "function"
+    ):  # more than the bound
+        label = f"{function}: never arrives, here after {own.steps_taken.min():,} steps"
+        look = {"linestyle": "none", "color": "black", "markersize": 9}
+        axes[0, 0].plot(own.inverse, own.steps_taken / own.bound, marker="$\u2191$", label=label, **look)
     panels.frame(axes[0, 0], x="‖∇f(x_0)‖ / ε", y="steps to ε over K(ε)", log="xy")
     number = panels.seeds(table.groupby("objective").seed.nunique())
     panels.legend(figure, columns=3, title=f"mean over those of {number} that arrived, band: 95 % t interval")

@@ -115,15 +115,16 @@ def draw(computed: Computed) -> dict[str, Figure]:
 
 
 def _scores(own: pd.DataFrame, titles: Mapping[str, str], networks: int) -> Figure:
-    """Draw a column for each task, a row for each score, from the highest mean LDS down; ours in a colour."""
+    """Draw a column for each task, a row for each score, the highest mean LDS first; ours and EK-FAC in colour."""
     order = own.groupby("method").lds.mean().sort_values(ascending=False).index
     own = own.assign(place=own.method.map(order.get_loc)).sort_values("place", kind="stable")
     tasks = own.task.unique().tolist()
+    told = {RUN_EPOCHS: LOOKS[RECOMMENDED][0], EKFAC: LOOKS[EKFAC][0]}
     figure, axes = plots.figure(1, len(tasks), panel_size=(7.9 / len(tasks), 1.6 + 0.26 * len(order)), sharey=True)
     for ax, task in zip(axes[0], tasks, strict=True):
         for _, row in own[own.task == task].iterrows():
             errors = [[max(row.lds - row.lds_low, 0)], [max(row.lds_high - row.lds, 0)]]
-            color = LOOKS[RECOMMENDED][0] if row.method == RUN_EPOCHS else "#333333"
+            color = told.get(row.method, "#777777")
             look = {"marker": "o", "linestyle": "none", "capsize": 2, "markersize": 5, "color": color}
             ax.errorbar(row.lds, row.place, xerr=errors, **look)
         ax.set(
@@ -131,7 +132,7 @@ def _scores(own: pd.DataFrame, titles: Mapping[str, str], networks: int) -> Figu
         )
         panels.frame(ax, x="LDS", title=textwrap.fill(titles[str(task)], 13))
     note = f"LDS: rank correlation with retraining by the standard protocol, mean over {networks} networks\n"
-    note += "bars: 95 % over networks, halves and queries; in blue: what the title is of"
+    note += "bars: 95 % over networks, halves and queries; in blue: what the title tells of"
     note += "; BM25: a search engine's score of texts" if "BM25" in order else ""
     figure.supxlabel(note, fontsize=8.5)
     return figure

@@ -135,11 +135,15 @@ def seeds(counts: Iterable[int]) -> str:
 def counts(ax: Axes, table: pd.DataFrame, *, x: str, valid: str, by: str, styles: Styles = None) -> None:
     """Write below the data how many seeds of each group count at each x, where not all do; call it last.
 
-    `valid` is a column of truth values, or one that is nan where a seed does not count.
+    Groups of one colour have their marks beside the numbers. `valid` is a column of truth values, or one that is
+    nan where a seed does not count.
     """
-    for _, style, own in _groups(table, by, styles, ""):
+    groups = list(_groups(table, by, styles, ""))
+    colors = [style["color"] for _, style, _ in groups]
+    for _, style, own in groups:
         flags = own[valid] if own[valid].dtype == bool else own[valid].notna()
-        plots.counts_at_foot(ax, own[x], flags, color=style["color"])
+        mark = str(style["marker"]) if colors.count(style["color"]) > 1 else ""
+        plots.counts_at_foot(ax, own[x], flags, color=style["color"], mark=mark, alpha=style.get("alpha"))
 
 
 # ------------------------------------------------------------------------------------ over x

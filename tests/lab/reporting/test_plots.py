@@ -335,6 +335,12 @@ def test_counts_are_of_the_seeds_that_count(ax: Axes, seeds: pd.DataFrame) -> No
     panels.counts(ax, table[table.epoch == 1], x="epoch", valid="valid", by="optimizer")
     assert [text.get_text() for text in ax.texts] == ["2", "2"]
     assert [text.get_color() for text in ax.texts] == [panels.COLORS["sgd"], panels.COLORS["ngd"]]
+    alike = {name: {"color": "black", "marker": mark} for name, mark in zip(("sgd", "ngd"), "v^", strict=True)}
+    panels.counts(ax, table[table.epoch == 1], x="epoch", valid="valid", by="optimizer", styles=alike)
+    assert [text.get_text() for text in ax.texts[2:]] == [
+        "▼\u20092",
+        "▲\u20092",
+    ]  # or nobody could tell whose they are
     panels.legend(ax.figure, title="bands: 95 %")
     assert ax.figure.legends[0].get_title().get_text() == f"bands: 95 %\n{plots.COUNTS_NOTE}"
 

@@ -37,6 +37,7 @@ _NUM_COLORS = 160
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "*", "<")  # a second cue beside colour, same order
 MIN_SEEDS = 3  # of an interval over seeds
+_GLYPHS = dict(zip(MARKERS, "●■▲◆▼✚✖⬟★◀", strict=True))  # the marks in a text
 COUNTS = "counts"  # the gid of numbers at the foot
 COUNTS_NOTE = "numbers at the foot: how many seeds count, where not all do"
 _FOOT = 0.1  # height of a row of numbers, as a share of the axis
@@ -251,7 +252,9 @@ def t_ends(grouped: Any) -> tuple[pd.Series, pd.Series]:
     return mean - half, mean + half
 
 
-def counts_at_foot(ax: Axes, x: ArrayLike, counts: ArrayLike, *, color: str) -> None:
+def counts_at_foot(
+    ax: Axes, x: ArrayLike, counts: ArrayLike, *, color: str, mark: str = "", alpha: float | None = None
+) -> None:
     """Write below the data how many seeds count at each x where not all do, as a row of its own.
 
     The axis grows downwards, so that a row covers nothing.
@@ -262,6 +265,8 @@ def counts_at_foot(ax: Axes, x: ArrayLike, counts: ArrayLike, *, color: str) -> 
         x: (n,), each value once for each seed.
         counts: (n,), whether that seed's value counts.
         color: of the curve.
+        mark: of the curve, beside the numbers; "": none.
+        alpha: of the curve.
     """
     flags = pd.Series(np.asarray(counts, dtype=bool)).groupby(np.asarray(x)).agg(["sum", "size"])
     lacking = flags[flags["sum"] < flags["size"]]
@@ -274,10 +279,10 @@ def counts_at_foot(ax: Axes, x: ArrayLike, counts: ArrayLike, *, color: str) -> 
     ax.set_ylim(bottom, top)
     ax.update_datalim([(value, place) for value in lacking.index], updatey=False)  # there may be no point at all
     ax.autoscale_view(scaley=False)
-    look: dict[str, Any] = {"color": color, "fontsize": 7, "ha": "center", "va": "center", "gid": COUNTS}
+    look: dict[str, Any] = {"color": color, "alpha": alpha, "fontsize": 7, "ha": "center", "va": "center"}
     behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}
     for value, count in zip(lacking.index.to_numpy(float), lacking["sum"], strict=True):
-        ax.text(value, place, f"{count}", bbox=behind, **look)
+        ax.text(value, place, f"{_GLYPHS.get(mark, '')}\u2009{count}".strip(), bbox=behind, gid=COUNTS, **look)
 
 
 def identity_line(ax: Axes) -> None:

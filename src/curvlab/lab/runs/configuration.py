@@ -171,14 +171,25 @@ def main(entry: Entry, job: Job) -> None:
                 raise
             _fail(problem, _EXIT_USAGE if isinstance(error, ConfigurationError) else _EXIT_FAILED)
 
+    def folder(overrides: Sequence[str]) -> Path:
+        own = dict(override.partition("=")[::2] for override in overrides)
+        name = entry.command(given, overrides).folder_name(preset_of(overrides))
+        return Path(own.get("results.root", "results"), entry.config_name.removesuffix("/target"), name)
+
     # torch.func warns on first use of what it does itself; nothing a user could change.
     warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=FutureWarning)
     decorate = hydra.main(version_base=VERSION_BASE, config_path=str(entry.folder), config_name=entry.config_name)
     try:
-        with sweeps.told(sweep):
+        with sweeps.told(sweep, folder):
             decorate(task)()
     except KeyboardInterrupt:
         sys.exit(_EXIT_INTERRUPTED)
+
+
+def preset_of(overrides: Sequence[str]) -> str:
+    """Return the preset that overrides choose."""
+    chosen = [override.partition("=")[2] for override in overrides if override.startswith("preset=")]
+    return chosen[-1] if chosen else "embedded"
 
 
 def load_config(entry: Entry, overrides: Sequence[str] = ()) -> DictConfig:

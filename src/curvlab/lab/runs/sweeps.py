@@ -2,7 +2,9 @@
 
 A job leaves a note while it runs, which goes when it is done: what is left at the end has failed, or was killed.
 So this holds for jobs of this process, of others and of other machines (`hydra/launcher=`). Of a queue's jobs that
-are killed or cancelled from outside, without a word, the note says in which state the queue left them.
+are killed or cancelled from outside, without a word, the note says in which state the queue left them. Where the
+process that holds the sweep is killed itself, nobody says anything at the end. So every job has its result folder
+from the sweep's beginning, and `gather` names those that are not finished.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -61,12 +64,15 @@ def attempt(
 
 
 @contextmanager
-def told(sweep: str) -> Iterator[None]:
-    """Name at the end the jobs that failed or were killed, and exit with 1; nothing where `sweep` is empty."""
+def told(sweep: str, folder: Callable[[Sequence[str]], Path]) -> Iterator[None]:
+    """Name at the end the jobs that failed or were killed, and exit with 1; nothing where `sweep` is empty.
+
+    `folder` is a job's result folder by its overrides.
+    """
     notes = _NOTES / (sweep or "none")
     shutil.rmtree(notes, ignore_errors=True)
     try:
-        with _killed_jobs_noted(notes):
+        with _killed_jobs_noted(notes), _folders_made(folder):
             yield
     finally:
         lines = sorted(note.read_text(encoding="utf-8") for note in notes.glob("*.txt"))
@@ -74,6 +80,24 @@ def told(sweep: str) -> Iterator[None]:
             print("\n  ".join([f"{len(lines)} of the sweep's jobs failed:", *lines]), file=sys.stderr, flush=True)
     if lines:
         sys.exit(1)
+
+
+@contextmanager
+def _folders_made(folder: Callable[[Sequence[str]], Path]) -> Iterator[None]:
+    """Let Hydra make the folders of all jobs once it knows them, before the first begins."""
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+    split = BasicSweeper.split_arguments
+
+    def split_and_made(*arguments: Any) -> list[list[list[str]]]:
+        batches = split(*arguments)
+        with suppress(OSError):  # each job says in a line what cannot be written
+            for job in chain(*batches):
+                folder(job).mkdir(parents=True, exist_ok=True)
+        return batches
+
+    with patch.object(BasicSweeper, "split_arguments", staticmethod(split_and_made)):
+        yield
 
 
 @contextmanager

@@ -129,12 +129,6 @@ def run_side_by_side(
     return _Schedule(targets, overrides, own).run()
 
 
-def preset_of(overrides: Sequence[str]) -> str:
-    """Return the preset that overrides choose."""
-    chosen = [override.partition("=")[2] for override in overrides if override.startswith("preset=")]
-    return chosen[-1] if chosen else "embedded"
-
-
 class _Stopped(BaseException):
     """SIGTERM, as from a queue whose time is up."""
 
@@ -157,7 +151,7 @@ class _Schedule:
         self, targets: Sequence[Target], overrides: Sequence[str], own: Mapping[str, Sequence[str]] | None = None
     ) -> None:
         self.overrides = {target.key: [*overrides, *(own or {}).get(target.key, ())] for target in targets}
-        self.preset = preset = preset_of(overrides)
+        self.preset = preset = configuration.preset_of(overrides)
         self.waiting = sorted(targets, key=lambda target: -(recorded_seconds(target, preset) or 0.0))
         self.num_targets = len(targets)
         self.running: list[_Running] = []

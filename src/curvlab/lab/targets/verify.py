@@ -20,8 +20,9 @@ from typing import Any
 
 from curvlab.lab import tables
 from curvlab.lab.claims.claim_sheet import load_claims, plain_result
+from curvlab.lab.runs.configuration import preset_of
 from curvlab.lab.runs.record import read_record
-from curvlab.lab.targets.command import load_config, preset_of, run_side_by_side
+from curvlab.lab.targets.command import load_config, run_side_by_side
 from curvlab.lab.targets.comparison import RTOL, compared, differences
 from curvlab.lab.targets.help import recorded_seconds
 from curvlab.lab.targets.settings import plain_task_settings

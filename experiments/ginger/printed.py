@@ -22,12 +22,7 @@ def paper_numbers() -> PaperNumbers:
 
 def table_1() -> pd.DataFrame:
     """Return one row for each model and printed row: racer, rank, accuracy (a share), losses (nats), costs."""
-    rows: dict[tuple[str, str], dict[str, float | str | int | None]] = {}
-    for number in paper_numbers().in_table("Table 1"):
-        model, column = number.column.split(" ")
-        place = {"model": model, **_place(number.row)}
-        rows.setdefault((model, number.row), dict(place))[column] = number.value
-    table = pd.DataFrame(rows.values()).sort_values("model", kind="stable", ignore_index=True)
+    table = _by_half("Table 1", "model")
     return table.assign(accuracy=table.accuracy / 100, min_train_loss=table.min_train_loss * MICRO)
 
 
@@ -36,14 +31,19 @@ def table_2() -> pd.DataFrame:
 
     Further columns: ROUGE of each kind in percent and their mean (`rouge`), train_perplexity.
     """
+    table = _by_half("Table 2", "weights")
+    rouge = table[["rouge1", "rouge2", "rougeL"]].mean(axis=1)
+    return table.assign(weights=table.weights.str.lower(), rouge=rouge)
+
+
+def _by_half(table: str, name: str) -> pd.DataFrame:
+    """Return one row for each half of a table, in the column `name`, and printed row: racer, rank, its numbers."""
     rows: dict[tuple[str, str], dict[str, float | str | int | None]] = {}
-    for number in paper_numbers().in_table("Table 2"):
+    for number in paper_numbers().in_table(table):
         if number.row != "all":
             half, column = number.column.split(" ")
-            place = {"weights": half.lower(), **_place(number.row)}
-            rows.setdefault((half, number.row), dict(place))[column] = number.value
-    table = pd.DataFrame(rows.values()).sort_values("weights", kind="stable", ignore_index=True)
-    return table.assign(rouge=table[["rouge1", "rouge2", "rougeL"]].mean(axis=1))
+            rows.setdefault((half, number.row), {name: half, **_place(number.row)})[column] = number.value
+    return pd.DataFrame(rows.values()).sort_values(name, kind="stable", ignore_index=True)
 
 
 def sensitivity(table: str) -> pd.DataFrame:

@@ -41,7 +41,7 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
 from curvlab.lab import Computed, Run, Target, panels, plots
-from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, exact, out_of_reach, t_interval, withheld
+from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, exact, out_of_reach, withheld
 from curvlab.lab.claims import judge as verdict
 from experiments.ginger.comparison import (
     WORKING,
@@ -176,12 +176,9 @@ def summary_table(table: pd.DataFrame) -> pd.DataFrame:
     for place, own in table.groupby(list(PLACE), sort=False, dropna=False):
         row = dict(zip(PLACE, place, strict=True)) | {"seeds": len(own), "diverged": int(own.diverged.sum())}
         row |= {name: own[name].iloc[0] for name in (*SETTINGS, "flops", "memory")}
+        kept = own[~own.diverged.astype(bool)]
         for measure in MEASURES:
-            values = own[~own.diverged.astype(bool)][measure].to_numpy()
-            interval = t_interval(values) if len(values) else None
-            row[measure] = values.mean() if interval else math.nan
-            row[f"{measure}_low"] = interval.low if interval else math.nan
-            row[f"{measure}_high"] = interval.high if interval else math.nan
+            row |= stats.in_columns(measure, kept[measure])
         rows.append(row)
     return pd.DataFrame(rows)
 

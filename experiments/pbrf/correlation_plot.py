@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from curvlab.lab import Computed, panels, plots
-from experiments.pbrf.correlations import PBRF
+from experiments.pbrf.correlations import PBRF, chosen_lissa
 from experiments.pbrf.gaps import LARGEST_RESIDUAL
 from experiments.pbrf.minima import REACHED
 from experiments.pbrf.responses import EXACT, OWN_LENGTH
@@ -74,7 +74,8 @@ def _shown(computed: Computed) -> pd.DataFrame:
     parts = []
     for (task, matrix), own in computed["table"].groupby(["task", "curvature"], sort=False):
         residual = float(computed["networks"].query("task == @task")[f"{matrix} residual"].max(skipna=False))
-        names = {smallest_lissa(own): SMALLEST, best_lissa(own): BEST} | ENTRIES  # which may be one
+        means = own[own.response == PBRF].set_index("estimate")[PAPERS].to_dict()
+        names = {chosen_lissa(means, smallest=True): SMALLEST, chosen_lissa(means): BEST} | ENTRIES  # may be one
         chosen = own[own.estimate.isin(names)].copy()
         if (slow := chosen.response == "slow_two_stage").any():  # the paper's row, at either learning rate
             printed = [str(column) for column in chosen if " paper" in str(column)]
@@ -90,22 +91,6 @@ def _shown(computed: Computed) -> pd.DataFrame:
         parts.append(chosen.assign(name=chosen.response.map(rows), entry=entries, hollow=hollow, place=place))
     shown = pd.concat(parts, ignore_index=True)
     return shown.sort_values("entry", key=lambda entries: entries.map(ORDER.index), kind="stable")
-
-
-def best_lissa(own: pd.DataFrame) -> str | None:
-    """Return LiSSA at the scaling of the highest correlation with the PBRF, which the claims are judged by."""
-    means = _finite_lissa(own)
-    return None if means.empty else str(means.idxmax())
-
-
-def smallest_lissa(own: pd.DataFrame) -> str | None:
-    """Return LiSSA at the smallest scaling at which it is finite, which `smallest-scaling` is judged by."""
-    return min(_finite_lissa(own).index, key=lambda name: float(name.rpartition("= ")[2]), default=None)
-
-
-def _finite_lissa(own: pd.DataFrame) -> pd.Series:
-    lissa = own[own.estimate.str.startswith("LiSSA") & (own.response == PBRF)]
-    return lissa.set_index("estimate")[PAPERS].dropna()
 
 
 def _forest(ax: Axes, own: pd.DataFrame, column: str) -> None:

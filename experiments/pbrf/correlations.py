@@ -212,6 +212,17 @@ def _rows(own: pd.DataFrame, settings: DictConfig, printed: dict[str, str]) -> l
 
 
 # ------------------------------------------------------------------------------------ judge
+def chosen_lissa(means: Mapping[str, float], *, smallest: bool = False) -> str | None:
+    """Return LiSSA at the scaling of the highest mean correlation, or at the smallest; None where none is finite.
+
+    `means`: by the name of an estimate, also of others.
+    """
+    finite = {name: mean for name, mean in means.items() if name.startswith("LiSSA") and np.isfinite(mean)}
+    if smallest:
+        return min(finite, key=lambda name: float(name.rpartition("= ")[2]), default=None)
+    return max(finite, key=lambda name: finite[name], default=None)
+
+
 @dataclass(frozen=True)
 class Judged:
     """The correlations of one task with one matrix, and how their claims are judged.
@@ -239,15 +250,8 @@ class Judged:
 
         Of those at which it is finite; None where there is none.
         """
-        means = {
-            name: self.values(PBRF, estimate=name).mean(skipna=False)
-            for name in self.estimates
-            if name.startswith("LiSSA")
-        }
-        finite = {name: mean for name, mean in means.items() if np.isfinite(mean)}
-        if smallest:
-            return min(finite, key=lambda name: float(name.rpartition("= ")[2]), default=None)
-        return max(finite, key=lambda name: finite[name], default=None)
+        means = {name: self.values(PBRF, estimate=name).mean(skipna=False) for name in self.estimates}
+        return chosen_lissa(means, smallest=smallest)
 
     def values(
         self, response: str, coefficient: str = "pearson", way: str = "over_test", *, estimate: str = EXACT

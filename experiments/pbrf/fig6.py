@@ -31,7 +31,6 @@ labels, starts and orders of batches.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -40,7 +39,7 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from curvlab.influence import (
@@ -98,18 +97,12 @@ NUM_STEPS = 100  # of the drawn curves
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return one row for each method, the same for each seed, the curves, and one row for each network."""
     rows: dict[str, list[dict[str, Any]]] = {"seeds": [], "curves": [], "networks": []}
-    for name, settings in with_descent(task_settings(cfg)).items():
+    for name, settings in task_settings(cfg).items():
         for seed in settings.seeds:
             for table, found in _rows(load_task(run, name, settings, seed)).items():
                 rows[table] += found
     tables = {name: pd.DataFrame(found) for name, found in rows.items()}
     return {"table": summary(tables["seeds"]), **tables}
-
-
-def with_descent(settings: Mapping[str, DictConfig]) -> dict[str, DictConfig]:
-    """Return every task's settings with `descent` null where a task has left the key out by its own null."""
-    nothing = OmegaConf.create({"descent": None})
-    return {name: DictConfig(OmegaConf.merge(nothing, own)) for name, own in settings.items()}
 
 
 def _rows(task: CorruptedTask) -> dict[str, list[dict[str, Any]]]:
@@ -164,7 +157,7 @@ def all_scores(task: CorruptedTask) -> tuple[dict[str, Tensor], dict[str, float]
         RANDOM: torch.rand(task.num_train, generator=task.generator("random order")),
     }
     quality = {"influence residual": float(influence["residual"])}
-    if task.settings.descent is not None:
+    if task.settings.get("descent") is not None:  # a task leaves it out by its own null
         pbrf = _pbrf(task)
         scores |= {PBRF: pbrf["own"], PBRF_TOTAL: pbrf["total"]}
         norms = pbrf["gradient_norm"].double()

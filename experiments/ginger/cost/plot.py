@@ -13,22 +13,12 @@ from matplotlib.figure import Figure
 from curvlab.lab import Computed, panels, plots
 
 STYLES = panels.styles_of(["Ginger", "QNG", "Adam", "moving average itself, cut to rank τ"])
-ERRORS = {
-    ("common", "inverse_error"): "inverse",
-    ("common", "matrix_error"): "matrix",
-    ("common", "direction_error"): "direction",
-    ("own", "inverse_error"): "inverse, own targets",
-}
-
-HEADLINE = {
-    ("common", "inverse_error"): "inverse, the same target",
-    ("own", "inverse_error"): "inverse, own targets",
-}
+ERRORS = {"common": "inverse, the same target", "own": "inverse, own targets"}
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the figures: approximation errors over ranks; and cost."""
-    headline = _approximation(_headline(computed["table"]), HEADLINE, (3.8, 4.2))
+    headline = _approximation(_headline(computed["table"]))
     return {"figure.png": headline, "figure_more.png": _cost(computed)}
 
 
@@ -48,9 +38,7 @@ def _headline(table: pd.DataFrame) -> pd.DataFrame:
     ]
 
 
-def _approximation(
-    table: pd.DataFrame, errors: Mapping[tuple[str, str], str], size: tuple[float, float]
-) -> Figure:
+def _approximation(table: pd.DataFrame) -> Figure:
     names = table.optimizer.replace({"best": "moving average itself, cut to rank τ"})
     targets = table.damping.where(table.damping == "α^t", "target " + table.damping.astype(str) + " I + G")
     own_names = table.optimizer + ", " + targets.replace({"α^t": "target αᵗ I + G"})
@@ -61,11 +49,11 @@ def _approximation(
         styles[name] = styles[name.split(",")[0]] | {
             "linestyle": "-" if name.startswith("Q") else (":", "--", "-.")[index % 3]
         }
-    figure, rows = panels.rows(table, by="row", columns=len(errors), panel_size=size, sharex=True)
+    figure, rows = panels.rows(table, by="row", columns=len(ERRORS), panel_size=(3.8, 4.2), sharex=True)
     for axes, place, own in rows:
-        for ax, ((target, error), title) in zip(axes, errors.items(), strict=True):
+        for ax, (target, title) in zip(axes, ERRORS.items(), strict=True):
             of_target = own[own.target == target]
-            panels.lines(ax, of_target, x="rank", y=error, by="label", styles=styles)
+            panels.lines(ax, of_target, x="rank", y="inverse_error", by="label", styles=styles)
             panels.rule(ax, y=1, linestyle=":")
             _rank_axis(ax, of_target["rank"])
             ax.set_ylim(bottom=0)
@@ -78,7 +66,6 @@ def _approximation(
     return figure
 
 
-# ------------------------------------------------------------------------------------ exact statements, theory
 # ------------------------------------------------------------------------------------ cost
 def _cost(computed: Computed) -> Figure:
     figure, axes = plots.figure(3, 2, panel_size=(4.0, 3.2))

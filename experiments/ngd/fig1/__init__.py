@@ -245,38 +245,33 @@ def draw(computed: Computed) -> dict[str, Figure]:
     shown = table[table.task.isin(both)] if len(both) else table
     tables = computed["quadratic"], computed["cutoff_summary"]
     return {
-        "figure.png": _draw_widths(shown, summary, {"llc": "LLC"}, (7.0, 3.8)),
+        "figure.png": _draw_widths(shown, summary),
         "figure_more.png": draw_tuned_and_matched(Compared.of(computed), computed["settings"], tables),
     }
 
 
-def _draw_widths(
-    table: pd.DataFrame, summary: pd.DataFrame, quantities: dict[str, str], size: tuple[float, float]
-) -> Figure:
-    """Return a column for each task and a row for each quantity, over widths; `size` is that of a row."""
+def _draw_widths(table: pd.DataFrame, summary: pd.DataFrame) -> Figure:
+    """Return a panel for each task, LLCs over widths."""
     tasks, names = table.task.unique().tolist(), table.optimizer.unique().tolist()
-    figure, axes = plots.figure(len(quantities), len(tasks), panel_size=(size[0] / len(tasks), size[1]))
-    places = [(row, column) for row in range(len(quantities)) for column in range(len(tasks))]
-    for (row, column), ax in zip(places, axes.flat, strict=True):
-        task, (quantity, label) = tasks[column], list(quantities.items())[row]
-        widths = summary[summary.task == task].width.unique().tolist()
+    figure, (axes,) = plots.figure(1, len(tasks), panel_size=(7.0 / len(tasks), 3.8))
+    for ax, task in zip(axes, tasks, strict=True):
+        of_task = summary[summary.task == task]
+        widths = of_task.width.unique().tolist()
         own = _placed(table[table.task == task], widths, names).assign(
             optimizer=lambda of: of.optimizer.str.upper()
         )
         kind: dict[str, Any] = {"by": "optimizer", "styles": panels.styles_of(own.optimizer.unique())}
-        panels.lines(ax, own, x="place", y=quantity, bars=True, seeds=True, linestyle="none", markersize=6, **kind)
-        if quantity == "llc":
-            panels.counts(ax, own.assign(place=own.width.map(widths.index)), x="place", valid="llc", **kind)
-            low, high = ax.get_ylim()
-            ax.set_ylim(low, high + 0.15 * (high - low))
-            ax.locator_params(axis="y", nbins=5)
-            for _, each in summary[(summary.task == task) & summary.p.notna()].drop_duplicates("width").iterrows():
-                place = widths.index(each.width), high + 0.06 * (high - low)
-                ax.text(*place, f"p = {each.p:.0e}", ha="center", fontsize=9)
+        panels.lines(ax, own, x="place", y="llc", bars=True, seeds=True, linestyle="none", markersize=6, **kind)
+        panels.counts(ax, own.assign(place=own.width.map(widths.index)), x="place", valid="llc", **kind)
+        low, high = ax.get_ylim()
+        ax.set_ylim(low, high + 0.15 * (high - low))
+        ax.locator_params(axis="y", nbins=5)
+        for _, each in of_task[of_task.p.notna()].drop_duplicates("width").iterrows():
+            place = widths.index(each.width), high + 0.06 * (high - low)
+            ax.text(*place, f"p = {each.p:.0e}", ha="center", fontsize=9)
         ax.set_xticks(range(len(widths)), ["" if width == 0 else f"{width}" for width in widths])
         ax.set_xlim(-0.5, len(widths) - 0.5)
-        title, log = task if row == 0 else "", "y" if quantity == "train_loss" else ""
-        panels.frame(ax, x="" if widths == [0] else "width", y="" if column else label, title=title, log=log)
+        panels.frame(ax, x="" if widths == [0] else "width", y="LLC" if ax is axes[0] else "", title=task)
     printed = load_paper_numbers("ngd", folder=FOLDER).get("Fig. 1", "all", "p_value").value
     note = f"mean over {panels.seeds(table.groupby('task').seed.nunique())}, 95 % t interval; dots: seeds"
     note += f"\np: Welch's test that SGD and NGD are alike; the paper's smallest: {printed:g}"

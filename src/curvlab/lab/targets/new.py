@@ -67,14 +67,12 @@ claims:
 defaults:
   - /base
   - _self_
-  - optional /{key}: ${{preset}}
+  - optional /{key}@_global_: ${{preset}}
 
 num_draws: 1000     # what it is, in words
 seeds: [0, 1, 2]
 """,
-    "conf/{key}/smoke.yaml": """# @package _global_
-num_draws: 10
-""",
+    "conf/{key}/smoke.yaml": "num_draws: 10\n",
 }
 
 

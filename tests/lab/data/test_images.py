@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig
 from PIL import Image
 from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
@@ -355,12 +355,18 @@ def test_one_flipped_pixel_of_mnist_is_refused(data_root, tmp_path: Path) -> Non
 
 
 # ----------------------------------------------------------------------------------------
-CONFIGS = sorted((Path(__file__).parents[3] / "conf" / "data").glob("*.yaml"))
+CONF = Path(__file__).parents[3] / "conf"
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_config_has_the_common_keys_and_a_loader(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = OmegaConf.load(path)
+def data_config(name: str) -> DictConfig:
+    """What Hydra makes of a file of conf/data."""
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+        return hydra.compose(overrides=[f"+data={name}"]).data
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "data").glob("*.yaml")))
+def test_every_config_has_the_common_keys_and_a_loader(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = data_config(name)
     assert {"_target_", "root", "num_train", "num_test"} <= set(config)
     assert callable(hydra.utils.get_method(config["_target_"]))
     monkeypatch.delenv("CURVLAB_DATA", raising=False)
@@ -377,7 +383,6 @@ STAGED = [pytest.param(name, marks=pytest.mark.data) for name in (*FOLDERS, "cif
 def test_sets_load_from_their_config(data_root, name: str) -> None:
     if name not in ("digits", "breast_cancer", "diabetes"):
         data_root(FOLDERS.get(name, name))
-    config = OmegaConf.load(next(path for path in CONFIGS if path.stem == name))
-    splits = hydra.utils.instantiate(config, num_train=10, num_test=5)
+    splits = hydra.utils.instantiate(data_config(name), num_train=10, num_test=5)
     assert splits.name == name
     assert (len(splits.train), len(splits.test)) == (10, 5)

@@ -13,7 +13,7 @@ from curvlab.lab.runs.overrides import checked_config, expand
 from tests.refusals import refuses
 
 ROOT = Path(__file__).parents[3]
-FIG1, FIG6, TAB6 = (all_targets()[key] for key in ("lissa/fig1", "ngd/fig6", "pbrf/tab6"))
+FIG1, FIG6, TAB6, THM1 = (all_targets()[key] for key in ("lissa/fig1", "ngd/fig6", "pbrf/tab6", "lissa/thm1"))
 TASKS = ["ffnn_32_32_digits", "ffnn_6_6_digits_640"]  # of its embedded preset
 
 
@@ -63,6 +63,8 @@ def test_what_stands_beside_the_tasks_is_left_as_typed() -> None:
             "~tasks.mlp_4_diabetes_60.model",
             "without model, and keeps its data, .*: delete .*'~tasks.mlp_4_d",
         ),
+        # The preset's own keys of its data and model are left, which are none.
+        (THM1, "~task@tasks.mlp_2_tanh_mnist_6000", "without data and model, and keeps its data, model, "),
         (TAB6, "~tasks", "leaves no task"),
         (TAB6, "+task=mlp_4_diabetes_60", "task@tasks.mlp_4_diabetes_60, tracker. A task is added by "),
         (TAB6, "+task@tasks.mlp_4_diabetes_60=mlp_4_digits_100", "is chosen already: change it without"),
@@ -70,7 +72,7 @@ def test_what_stands_beside_the_tasks_is_left_as_typed() -> None:
     ],
 )
 def test_mistyped_forms_and_half_tasks_are_refused(target: str, override: str, text: str) -> None:
-    preset = ["preset=smoke"] if target == TAB6 else []
+    preset = ["preset=smoke"] if target == TAB6 else ["preset=laptop"] if target == THM1 else []
     refuses(text, load_config, target, [*preset, override], error=ConfigurationError)
 
 

@@ -117,7 +117,7 @@ def _check_tasks(config: DictConfig, deletions: Sequence[str]) -> None:
         raise ConfigurationError(f"{' '.join(deletions)} leaves no task to compute.")
     for name, own in (config.get("tasks") or {}).items():
         taken = next((line for line in deletions if re.search(rf"\btasks\.{name}(?!\w)", line)), None)
-        lacks = [part for part in ("data", "model") if own is not None and part not in own]
+        lacks = [part for part in ("data", "model") if own is not None and "_target_" not in (own.get(part) or {})]
         if taken and lacks:
             raise ConfigurationError(
                 f"{taken!r} leaves task {name!r} without {' and '.join(lacks)}, and keeps its {', '.join(own)}: "
@@ -284,7 +284,9 @@ def _explain(message: str, config_name: str, loader: ConfigLoader, choices: Sequ
     if unused:
         preset = [choice for choice in choices if choice.startswith("preset=")]
         config: DictConfig = compose(config_name, preset, return_hydra_config=True)
-        groups = sorted(group for group in config.hydra.runtime.choices if not group.startswith("hydra"))
+        # `preset` chooses what goes to the top of the config.
+        brought = re.compile(r"hydra.*|.*@_global_")
+        groups = sorted(group for group in config.hydra.runtime.choices if not brought.fullmatch(group))
         raise ConfigurationError(
             f"{config_name} has no {unused[1]!r} to choose; it chooses among: {', '.join(groups)}."
             + (" A task is added by +task@tasks.NAME=NAME." if unused[1] == "task" else "")

@@ -405,6 +405,15 @@ def test_outputs_are_those_of_this_source_and_small(path: Path) -> None:
     assert changed == [], "what it imports or reads has changed since: run `make notebooks`"
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_first_words_name_the_extras_that_its_imports_need(path: Path) -> None:
+    code = "".join("".join(cell["source"]) + "\n" for cell in cells(path) if cell["cell_type"] == "code")
+    imported = re.findall(r"^(?:from|import) (curvlab\.lab|\w+)", code, re.MULTILINE)
+    of_extra = {"lab": {"curvlab.lab", "matplotlib", "pandas"}, "language": {"transformers", "datasets"}}
+    needed = [extra for extra, packages in of_extra.items() if packages & set(imported)]
+    assert f'`pip install ".[{",".join(needed)}]"`' in "".join(cells(path)[0]["source"])
+
+
 def test_a_notebook_is_made_by_what_it_imports_and_reads() -> None:
     found = RUN["made_by"]('from curvlab.solvers import Lissa\nread("lissa/fig1/embedded/summary.csv")')
     assert {"src/curvlab/solvers/lissa.py", "src/curvlab/linalg/operator.py"} <= set(found)

@@ -26,7 +26,7 @@ from curvlab.curvature.operator import MeanOverRanks
 from curvlab.linalg import LinearOperator, SumOperator, unflatten, unflatten_columns
 from curvlab.problem.batch import Inputs, num_examples, take, without_graph
 from curvlab.problem.model_function import check_finite
-from curvlab.progress import can_be_silent, progress_bar
+from curvlab.progress import can_be_silent
 from curvlab.seeding import Seed, generator_of
 
 _ANY_SIZE = 2**62
@@ -192,9 +192,8 @@ def _over_data(
     own: GaussNewtonOperator,
     of_batch: Callable[[Inputs, Tensor], Tensor],
 ) -> Tensor:
-    data = own.problem.data.in_fixed_order()
-    batches = progress_bar("traces", data, total=-(-own.num_examples // data.batch_size))
-    traces = torch.cat([of_batch(inputs, targets).detach().cpu() for inputs, targets in batches])
+    found = own.problem.of_every_example().map(lambda inputs, targets, _: of_batch(inputs, targets), name="traces")
+    traces = torch.cat([part.detach().cpu() for part in found])
     traces = traces * (len(traces) / own.divisor)
     return operator.of_all_examples(traces) if isinstance(operator, MeanOverRanks) else traces
 

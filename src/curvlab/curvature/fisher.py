@@ -79,8 +79,8 @@ class FisherOperator(GaussNewtonOperator):
                     "kind='monte_carlo' draws labels: pass generator=torch.Generator().manual_seed(0), or a seed"
                 )
             generator, drawn = generator_of(generator), list[Tensor]()
-            for inputs, targets in self.problem.data:
-                outputs = self.problem.outputs(inputs, targets)
+            read = self.problem.of_every_example().map(lambda x, y, _: (self.problem.outputs(x, y), y))
+            for outputs, targets in read:
                 drawn.extend(self.loss.sample_targets(outputs, targets, generator).unbind(0))
             self.problem = self.problem.with_targets(drawn, self.loss.for_sampled_targets())
 

@@ -12,7 +12,7 @@ from torch.func import vjp, vmap
 
 from curvlab.curvature.examples import covering_layers, own_gauss_newton, recorded, with_examples
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
-from curvlab.curvature.layers import Layer, RecordedLayers
+from curvlab.curvature.layers import Layer, LayerRows, RecordedLayers
 from curvlab.curvature.operator import MeanOverRanks
 from curvlab.linalg import LinearOperator
 from curvlab.problem.batch import Inputs, num_examples, take
@@ -225,17 +225,19 @@ def _layered_rows(
     operator: GaussNewtonOperator, layers: list[Layer], chosen: Tensor, num_rows: int
 ) -> tuple[list[OuterRows | DenseRows], int]:
     """Return the longest principal rows of the chosen examples, layer by layer, and the number of outputs used."""
-    data, root = operator.problem.data.in_fixed_order(), operator.divisor**0.5
+    problem, root = operator.problem.of_every_example(), operator.divisor**0.5
     is_short = max(_num_places(operator, layers)) == 1
     at_once = _EXAMPLES_AT_ONCE if is_short else max(1, min(_EXAMPLES_AT_ONCE, num_rows // MAX_OUTPUTS))
     activations: list[list[Tensor]] = [[] for _ in layers]
     held: list[Tensor] = []  # of each layer (M, O), or rows (M, O I) where there are many places
     squares, examples, num_read, num_outputs = torch.empty(0), torch.empty(0, dtype=torch.long), 0, 0
+
+    def of_batch(inputs: Inputs, targets: Tensor, _: Tensor | None) -> list[LayerRows]:
+        batch = recorded(operator, layers, inputs, targets)
+        return batch.rows(operator.loss.hessian_factors(batch.outputs, targets, limit=MAX_OUTPUTS) / root)
+
     for block in chosen.split(at_once):
-        for inputs, targets in data.select(block):
-            batch = recorded(operator, layers, inputs, targets)
-            columns = operator.loss.hessian_factors(batch.outputs, targets, limit=MAX_OUTPUTS) / root
-            found = batch.rows(columns)
+        for found in problem.part(block).map(of_batch):
             single = [part.activations.shape[1] == 1 for part in found]
             own = [
                 part.signals[:, :, 0] if one else part.dense().flatten(2)

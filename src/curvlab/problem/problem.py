@@ -233,6 +233,10 @@ class Problem(Shown):
             raise ValueError("weights belong to the whole data: pass the problem itself, not a sample of it")
         return replace(self, weights=checked_weights(weights, self.num_examples).cpu())
 
+    def of_every_example(self) -> Problem:
+        """Return the same over the whole data in its fixed order, each example once, whatever its weight."""
+        return replace(self, data=self.data.in_fixed_order(), weights=None, selected=None)
+
     def with_targets(self, targets: Sequence[Tensor], loss: OutputLoss) -> Problem:
         """Return the same inputs with other targets, one for each example, and the loss that reads them."""
         return replace(self, data=self.data.in_fixed_order().with_targets(targets), loss=loss)

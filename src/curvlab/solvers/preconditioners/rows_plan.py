@@ -14,6 +14,7 @@ from curvlab.curvature.examples import covering_layers, own_gauss_newton, with_e
 from curvlab.curvature.layers import Layer, RecordedLayers
 from curvlab.curvature.rows import MAX_OUTPUTS
 from curvlab.linalg import LinearOperator
+from curvlab.problem.batch import Inputs
 from curvlab.solvers.preconditioners.rows import Rows
 from curvlab.solvers.solver import predicted_steps, steps_at_condition
 
@@ -185,10 +186,13 @@ class _Work:
 
 def _rows_per_example(source: GaussNewtonOperator) -> tuple[int, float]:
     """Return C, at most `MAX_OUTPUTS`, and tr(S_i)² / tr(S_i²), how many rows count, weighted by tr(S_i)."""
-    inputs, targets = next(iter(source.problem.data.in_fixed_order().select(torch.arange(_first(source)))))
+
+    def of_batch(inputs: Inputs, targets: Tensor, _: Tensor | None) -> Tensor:
+        return source.loss.hessian_factors(source.problem.outputs(inputs, targets), targets, limit=MAX_OUTPUTS)
+
+    leading = source.problem.of_every_example().part(torch.arange(_first(source)))
     with torch.no_grad():
-        outputs = source.problem.outputs(inputs, targets)
-        factors = source.loss.hessian_factors(outputs, targets, limit=MAX_OUTPUTS).double()
+        factors = torch.cat(list(leading.map(of_batch)), dim=1).double()
     kernels = torch.einsum("rnc,rnd->ncd", factors, factors)
     traces, squares = kernels.diagonal(dim1=1, dim2=2).sum(1), kernels.square().sum((1, 2))
     if float(squares.sum()) == 0:

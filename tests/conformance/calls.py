@@ -109,7 +109,7 @@ def numbers(found: Any) -> Any:
     if isinstance(found, retraining.ProximalBregmanObjective):
         return found.gradient(DIRECTIONS[:, :1])
     if is_dataclass(found) and not isinstance(found, type):
-        names = [each.name for each in fields(found) if each.name not in ("progress", "callback")]
+        names = [each.name for each in fields(found) if each.name not in ("progress", "callback", "memory")]
         return {name: numbers(getattr(found, name)) for name in names}
     if isinstance(found, dict):
         return {name: numbers(part) for name, part in found.items()}

@@ -8,20 +8,23 @@ import io
 import re
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import calls
 import pytest
 import torch
-from calls import CALLS, OF_OPERATORS, SEED, Call
+from calls import CALLS, OF_OPERATORS, SEED, Call, network
 from doors import BEGIN, END, FORMS, FUNCTIONS, KINDS, LIBRARY, MODELS, REFUSED, case_of, table
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 from curvlab import progress as bars
 from curvlab.iterate import Checkpoint
+from curvlab.problem.memory import MemoryWarning
 from curvlab.seeding import generator_of
 from tests.refusals import refuses
 
@@ -197,19 +200,19 @@ def _default(function: Any, name: str) -> Any:
 
 
 # ------------------------------------------------------------------------------------ what they do
-def assert_same(found: Any, expected: Any) -> None:
-    if isinstance(expected, Tensor):
-        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+def assert_same(found: Any, expected: Any, *, rtol: float = 0.0, atol: float = 0.0) -> None:
+    if isinstance(expected, Tensor | float):
+        assert_close(found, expected, rtol=rtol, atol=atol, equal_nan=True)
     elif isinstance(expected, dict):
         assert found.keys() == expected.keys()
         for name, part in expected.items():
-            assert_same(found[name], part)
+            assert_same(found[name], part, rtol=rtol, atol=atol)
     elif isinstance(expected, list):
         assert len(found) == len(expected)
         for one, other in zip(found, expected, strict=True):
-            assert_same(one, other)
+            assert_same(one, other, rtol=rtol, atol=atol)
     else:
-        assert found == expected or (found != found and expected != expected)
+        assert found == expected
 
 
 class Terminal(io.StringIO):
@@ -257,7 +260,7 @@ def test_every_bar_of_work_beyond_ten_seconds_says_how_long_it_will_take(
 ) -> None:
     clock = iter(range(0, 10**9, 5))
     monkeypatch.setattr(bars.time, "monotonic", lambda: float(next(clock)))  # five seconds a look
-    calls = {
+    passes = {
         "gradient": "mean_gradient",
         "gradients": "per_example_gradients",
         "derivatives": "directional_derivatives",
@@ -265,7 +268,7 @@ def test_every_bar_of_work_beyond_ten_seconds_says_how_long_it_will_take(
     }
     works: dict[str, Callable[[], Any]] = {
         name: partial(CALLS[call], progress=True, batch_size=4 if "sgld" in call else 1)
-        for name, call in calls.items()
+        for name, call in passes.items()
     }
     searches = {
         "trace": "hutchinson_trace",
@@ -283,6 +286,38 @@ def test_every_bar_of_work_beyond_ten_seconds_says_how_long_it_will_take(
         caplog.clear()
         CALLS["mean_gradient"](progress=False, batch_size=1)
     assert not caplog.messages
+
+
+class Narrow(nn.Sequential):
+    """A network on a machine with room for six examples at a time, which no batch of a training exceeds."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 6:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().forward(x)
+
+
+IN_STEPS = {"Replay", "adam_times", "proximal_bregman_response", "train"}
+IN_STEPS |= {name for name in CALLS if name.startswith("unrolled")}
+# What is not the same number when passes are cut: why.
+UNCUT = {
+    "descent_to_minimum": "a search by the gradients of all examples at once",
+    "estimated_self_influence": "each pass draws its own probes: see test_self_influence",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in UNCUT])
+def test_where_memory_runs_out_or_is_given_passes_are_cut_to_the_same_numbers(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, (expected, _, _) = CALLS[name], plain(name)
+    if call.takes("memory_budget") and name != "ProximalBregmanObjective":  # whose curvature alone is cut
+        with pytest.warns(MemoryWarning, match="that are given: a pass takes"):
+            assert_same(call(memory_budget=2**9), expected, rtol=1e-5, atol=1e-6)
+    monkeypatch.setattr(calls, "network", lambda: Narrow(*network()))
+    with nullcontext() if name in IN_STEPS else pytest.warns(MemoryWarning, match="a pass now takes 6 examples"):
+        found = call()
+    assert_same(found, expected, rtol=1e-5, atol=1e-6)
 
 
 class Killed(BaseException):

@@ -18,7 +18,7 @@ from curvlab.influence import (
     self_influence,
 )
 from curvlab.influence.self_influence import curvature_probes
-from curvlab.problem import Problem, mean_gradient
+from curvlab.problem import Problem
 from curvlab.problem.memory import MemoryWarning
 from curvlab.solvers import ConjugateGradient, Direct
 from tests.influence.gradients import gradient, gradient_rows, ridge
@@ -98,19 +98,6 @@ def test_of_a_sum_leaving_out_is_a_weight_of_minus_one(classifier) -> None:
     found = estimated_self_influence(*arguments, damping=DAMPING, num_probes=2000, columns=1000, solver=Direct())
     assert (found.own / own - 1).abs().max() < 4 * (2 / 2000) ** 0.5
     torch.testing.assert_close(found.total, total, rtol=1e-8, atol=1e-12)
-
-
-@pytest.mark.parametrize("estimator", [self_influence, estimated_self_influence])
-def test_a_budget_cuts_passes_and_changes_no_score(classifier, estimator) -> None:
-    model, loss, (inputs, labels) = classifier
-    train = (inputs[:6], labels[:6])
-    settings = {"damping": 0.1, "solver": ConjugateGradient(rtol=1e-10)}
-    if estimator is estimated_self_influence:
-        settings["num_probes"] = 3
-    expected = estimator(model, loss, train, **settings)
-    with pytest.warns(MemoryWarning, match="that are given: a pass takes"):
-        found = estimator(model, loss, train, **settings, memory_budget=2**9)
-    torch.testing.assert_close(found.own, expected.own, rtol=1e-6, atol=1e-9)
 
 
 # ---------------------------------------------------------------- weights of training examples
@@ -214,16 +201,6 @@ def test_gradients_are_halved_until_they_fit(data, convolution: bool) -> None:
         per_example_gradients(model, nn.CrossEntropyLoss(), data, batch_size=6)
 
 
-@pytest.mark.parametrize("convolution", [False, True])
-def test_derivatives_along_directions_are_halved_until_they_fit(data, convolution: bool) -> None:
-    model = Limited(6, convolution=convolution).eval()
-    gradients = one_by_one(model, data)
-    directions = torch.randn(gradients.shape[1], 3, dtype=torch.float64)
-    with pytest.warns(MemoryWarning, match="a pass now takes 5 examples"):
-        found = directional_derivatives(model, nn.CrossEntropyLoss(), data, directions)
-    assert_close(found, gradients @ directions, rtol=1e-11, atol=1e-13)
-
-
 def test_so_are_directions_where_fewer_examples_do_not_help(data, monkeypatch: pytest.MonkeyPatch) -> None:
     vmap, seen = derivatives.vmap, []
 
@@ -245,13 +222,6 @@ def test_so_are_directions_where_fewer_examples_do_not_help(data, monkeypatch: p
     assert max(seen) == 8
     assert seen[-1] == 2
     assert_close(found, gradients @ directions, rtol=1e-11, atol=1e-13)
-
-
-def test_the_mean_gradient_is_halved_until_it_fits(data) -> None:
-    model = Limited(6, convolution=False).eval()
-    with pytest.warns(MemoryWarning, match="a pass now takes 5 examples"):
-        found = mean_gradient(model, nn.CrossEntropyLoss(), data)
-    assert_close(found, one_by_one(model, data).mean(0), rtol=1e-11, atol=1e-13)
 
 
 def test_probes_of_pieces_have_the_covariance_of_all(data, generator: torch.Generator) -> None:
@@ -277,22 +247,3 @@ def dense_gauss_newton(model: nn.Module, data: tuple[Tensor, Tensor], weights: T
         p = model(x[None])[0].detach().softmax(0)
         total += weight * jacobian.T @ (torch.diag(p) - torch.outer(p, p)) @ jacobian
     return total / len(data[0])
-
-
-def test_other_errors_pass(data) -> None:
-    def broken(outputs: Tensor, targets: Tensor) -> Tensor:
-        raise RuntimeError("of something else")
-
-    model = Limited(NUM, convolution=False).eval()
-    with pytest.raises(RuntimeError, match="of something else"):
-        per_example_gradients(model, nn.CrossEntropyLoss(), data, measurement=broken)
-
-
-def test_self_influence_is_halved_until_it_fits(data) -> None:
-    settings = {"damping": 0.1, "solver": Direct()}
-    expected = self_influence(Limited(NUM, convolution=False).eval(), nn.CrossEntropyLoss(), data, **settings)
-    narrow = Limited(6, convolution=False).eval()
-    with pytest.warns(MemoryWarning, match="memory ran out"):
-        found = self_influence(narrow, nn.CrossEntropyLoss(), data, **settings)
-    assert_close(found.own, expected.own, rtol=1e-9, atol=1e-12)
-    assert_close(found.total, expected.total, rtol=1e-9, atol=1e-12)

@@ -12,7 +12,6 @@ from torch.nn.utils import parameters_to_vector
 from curvlab.curvature import FisherOperator
 from curvlab.lab.data import load_digits
 from curvlab.lab.models import MLP, build_model
-from curvlab.problem.memory import MemoryWarning
 from curvlab.training import MeanLoss, TrainingDivergedError, evaluate, sampled_label_loss, train
 from tests.refusals import refuses
 
@@ -340,18 +339,3 @@ def test_modes_and_running_statistics_are_left_as_they_were() -> None:
 def test_bad_settings_are_refused() -> None:
     data = (LOGITS, torch.tensor([0, 1, 1, 1, 0]))
     refuses("reduction='mean', got 'sum'", evaluate, nn.Identity(), nn.CrossEntropyLoss(reduction="sum"), data)
-
-
-def test_batches_are_halved_when_memory_runs_out() -> None:
-    class Limited(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if len(x) > 2:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return x
-
-    targets = torch.tensor([0, 1, 1, 1, 0])
-    model = Limited().train()
-    with pytest.warns(MemoryWarning, match="a pass now takes 2 examples"):
-        found = evaluate(model, nn.CrossEntropyLoss(), (LOGITS, targets))
-    assert found == evaluate(nn.Identity(), nn.CrossEntropyLoss(), (LOGITS, targets), batch_size=2)
-    assert model.training

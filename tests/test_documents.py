@@ -284,7 +284,7 @@ SAID = {
     "papers/pictures.yaml": "10",
     "pbrf/appg.yaml": "0.5 0.1 0.8 1.25",
     "pbrf/appg/__init__.py": "20 103 77 133 5000 10000 10 500",
-    "pbrf/appg/cost_claims.py": "1",
+    "pbrf/appg/claims.py": "1",
     "pbrf/correlations.py": "20 103 77 133 0.3 0.1 0.03 0.01 0.003 0.001",
     "pbrf/fig5.py": "0.1 0.9 10 90 0.5 0.000001 12",
     "pbrf/fig5.yaml": "0.1 25 20 2,000",

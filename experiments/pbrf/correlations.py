@@ -212,7 +212,7 @@ def _rows(own: pd.DataFrame, settings: DictConfig, printed: dict[str, str]) -> l
 
 
 # ------------------------------------------------------------------------------------ judge
-def chosen_lissa(means: Mapping[str, float], *, smallest: bool = False) -> str | None:
+def chosen_lissa(means: Mapping[Any, float], *, smallest: bool = False) -> str | None:
     """Return LiSSA at the scaling of the highest mean correlation, or at the smallest; None where none is finite.
 
     `means`: by the name of an estimate, also of others.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
@@ -245,10 +245,9 @@ def _trained_network(task: Task) -> TrainedTask:
     run, settings, loading = task.run, task.settings, task.settings.get("loading")
     model = task.build(task.generator("model"))
     key = task.key | {"training": without_paths(settings.training)}
-    if settings.training is not None:
-        compute, about = partial(_train, task, model), f"training {task.label}"
-        stored = run.unit("trained_model", key, compute, version=1, about=about, resumes=True)
-        model.load_state_dict({name: value.to(run.device) for name, value in stored["weights"].items()})
+    generator, progress = task.generator("training"), run.bar(f"train {task.seed_name}")
+    fit = partial(train, model, task.loss, task.splits.train, generator=generator, progress=progress)
+    _train(task, model, "trained_model", key, fit, f"training {task.label}")
     indices = _curvature_indices(task)
     examples = chosen_examples(task.splits, indices, loading)
 
@@ -274,10 +273,10 @@ def _trained_language(task: Task) -> TrainedTask:
     key = {name: value for name, value in task.key.items() if name != "seed_name"}
     key |= {"training": without_paths(settings.training), "model_seed": settings.model_seed}
     described = f"{task.label}, model seed {settings.model_seed}"
-    if settings.training is not None:
-        compute, about = partial(_train_language, task, model), f"training {described}"
-        stored = run.unit("trained_language_model", key, compute, version=1, about=about, resumes=True)
-        model.load_state_dict({name: value.to(run.device) for name, value in stored["weights"].items()})
+    generator = run.generator("language model training", settings.model_seed)
+    progress = run.bar(f"train {task.label}")
+    fit = partial(train_language_model, model, task.splits.train, generator=generator, progress=progress)
+    _train(task, model, "trained_language_model", key, fit, f"training {described}")
     num_parameters = freeze(model.eval(), **settings.freeze)
     model = shard(model, run.device) if sharded else model
     indices = _curvature_indices(task)
@@ -320,29 +319,20 @@ def _curvature_indices(task: Task) -> Tensor:
     return order[:num].sort().values
 
 
-def _train(task: Task, model: nn.Module, checkpoints: Path) -> dict[str, Any]:
-    history = train(
-        model,
-        task.loss,
-        task.splits.train,
-        **{str(setting): value for setting, value in task.settings.training.items()},
-        generator=task.generator("training"),
-        checkpoint=checkpoints / "training.pt",
-        progress=task.run.bar(f"train {task.seed_name}"),
-    )
-    return {"weights": model.state_dict(), "losses": list(history.losses)}
+def _train(  # noqa: PLR0917
+    task: Task, model: nn.Module, name: str, key: dict[str, Any], fit: Callable[..., Any], about: str
+) -> None:
+    """Train a model by `fit` as the config says, a unit, or give it the stored weights; null: it has its own."""
+    if task.settings.training is None:
+        return
 
+    def compute(checkpoints: Path) -> dict[str, Any]:
+        settings = {str(setting): value for setting, value in task.settings.training.items()}
+        history = fit(**settings, checkpoint=checkpoints / "training.pt")
+        return {"weights": model.state_dict(), "losses": list(history.losses)}
 
-def _train_language(task: Task, model: nn.Module, checkpoints: Path) -> dict[str, Any]:
-    history = train_language_model(
-        model,
-        task.splits.train,
-        **{str(setting): value for setting, value in task.settings.training.items()},
-        generator=task.run.generator("language model training", task.settings.model_seed),
-        checkpoint=checkpoints / "training.pt",
-        progress=task.run.bar(f"train {task.label}"),
-    )
-    return {"weights": model.state_dict(), "losses": list(history.losses)}
+    stored = task.run.unit(name, key, compute, version=1, about=about, resumes=True)
+    model.load_state_dict({name: value.to(task.run.device) for name, value in stored["weights"].items()})
 
 
 # ------------------------------------------------------------------------------------ reading

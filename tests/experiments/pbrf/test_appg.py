@@ -14,7 +14,7 @@ from curvlab.lab import Run, all_targets, load_config, tables, task_settings
 from curvlab.lab.claims import load_claims
 from curvlab.lab.tables import read_table
 from curvlab.linalg import DenseOperator
-from experiments.pbrf.appg.cost_claims import guaranteed_steps
+from experiments.pbrf.appg.claims import guaranteed_steps
 from experiments.pbrf.appg.formulas import mean_of_inverses, mean_of_products, neumann_sum
 from experiments.pbrf.appg.seconds import s_test_rows
 from experiments.pbrf.appg.summary import at_cost, cost_to, geometric

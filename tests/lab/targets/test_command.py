@@ -43,9 +43,9 @@ def test_make_figures_says_what_its_published_units_took(capsys: pytest.CaptureF
     assert command.expected_seconds(targets[:1] * 2, "embedded") < 2 * command.expected_seconds(
         targets[:1], "embedded"
     )
-    told = re.search(r"`make figures` takes about\s+(\d+) minutes", (ROOT / "README.md").read_text())
+    told = re.search(r"`make figures` took (\d+) minutes", (ROOT / "README.md").read_text())
     assert told is not None
-    assert int(told[1]) == pytest.approx(minutes / 2, rel=0.15)  # on two cores
+    assert 1 <= minutes / 2 / int(told[1]) <= 2, "measure it on two idle cores, and say so in readme.yaml"
 
 
 def test_help_tells_cpu_time_and_not_how_long_a_busy_machine_took() -> None:

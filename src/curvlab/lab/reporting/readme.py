@@ -23,8 +23,7 @@ from curvlab.lab.claims.claims import ClaimResult
 from curvlab.lab.reporting.causes import false_statements
 from curvlab.lab.reporting.findings import HEADLINE_VERDICTS, PaperFindings, best_claims, tell, written
 from curvlab.lab.reporting.results import ResultFolder, largest_judged
-from curvlab.lab.targets.help import expected_seconds
-from curvlab.lab.targets.target import ROOT, named_targets, paper_titles
+from curvlab.lab.targets.target import ROOT, paper_titles
 
 WORDS = ROOT / "experiments" / "papers" / "readme.yaml"
 GLOSSARY = ROOT / "docs" / "words.md"
@@ -33,7 +32,6 @@ STANDARD, SAME_SEED = "standard", "same seed"
 AGAINST = (SAME_SEED, "other seeds", STANDARD)
 BM25, EDGE = "BM25", "‡"
 PARTS = {"README.md": ("story", "papers", "times", "board"), "docs/enter.md": ("which", "survivors", "peers")}
-_CORES = 2
 
 
 def filled_readme(
@@ -48,7 +46,7 @@ def filled_readme(
         **board.on_texts(),
         **board.shipped(),
         "dearer": board.dearer(words["board"]["SOURCE, segments solved exactly"][0]),
-        "minutes": f"{expected_seconds(named_targets(['figures']), 'embedded') / 60 / _CORES:.0f}",
+        **{f"minutes_{name}": f"{minutes:.0f}" for name, minutes in words["measured"].items()},
     }
     claims = best_claims(folders)
 

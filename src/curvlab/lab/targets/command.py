@@ -162,7 +162,7 @@ class _Schedule:
     def run(self) -> int:
         start = time.monotonic()
         expected = expected_seconds(self.waiting, self.preset) / 60 / min(self.num_jobs, self.num_targets)
-        about = f"; about {expected:.1f} min, as published and where nothing is stored" if expected else ""
+        about = f"; at most {expected:.1f} min, as published and where nothing is stored" if expected else ""
         jobs = f"{self.num_targets} targets ({self.preset}), {self.num_jobs} side by side"
         print(f"{jobs}{about}; loading torch", flush=True)
         is_default = not any(line.startswith("tracker=") for lines in self.overrides.values() for line in lines)

@@ -32,7 +32,7 @@ def print_help(names: Sequence[str] = ()) -> int:
             print(f"  {target.make_name:<24} {target.title}{f' ({times})' if times else ''}")
     whole = expected_seconds(named_targets(["figures"]), "embedded") / 60
     print("\nTimes are CPU time of one thread as measured; targets share units of work, which are computed once:")
-    print(f"`make figures` takes {whole:.0f} minutes of CPU time in all, on two cores half as many.")
+    print(f"`make figures` takes at most {whole:.0f} minutes of CPU time in all, on two cores half as many.")
     return 0
 
 
@@ -72,9 +72,10 @@ def measured_time(target: Target, preset: str) -> str:
 
 
 def expected_seconds(targets: Iterable[Target], preset: str) -> float:
-    """Return the CPU seconds of targets as published: units that several of them use count once.
+    """Return the CPU seconds of targets as published, at most: most units that several of them use count once.
 
-    run.json has kinds of units, not single ones: a kind of the same seconds and commit is the same units.
+    run.json has kinds of units, not single ones: a kind of the same seconds and commit is the same units. Where
+    another target uses a part of a kind, this part counts twice; and a busy machine takes more CPU time.
     """
     records = [record for target in targets if (record := published_record(target, preset))]
     kinds = {tuple(unit[key] for key in _UNITS) for record in records for unit in record["units"]}

@@ -8,17 +8,13 @@ from functools import partial
 from typing import Any, Self
 
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
 from curvlab.influence import ensemble_measurements
-from curvlab.lab import Run, task_label
-from curvlab.lab.data import DataSplits, TextCorpus, token_splits, train_tokenizer
-from curvlab.lab.models import build_model
+from curvlab.lab import Run
 from curvlab.linalg import flatten
-from curvlab.problem import stack
 from curvlab.training import (
     AdamRule,
     BatchOrder,
@@ -32,7 +28,7 @@ from curvlab.training import (
     train_ensemble,
 )
 from experiments.shared.gauges import work_clock
-from experiments.shared.task import LOSSES, without_paths
+from experiments.shared.task import Task, without_paths
 
 
 @dataclass(frozen=True)
@@ -71,23 +67,18 @@ class Network:
     """
 
     def __init__(self, run: Run, name: str, settings: DictConfig) -> None:
-        self.run, self.settings, self.label = run, settings, task_label(name)
-        splits, data_key = _load_data(run, settings)
-        order = torch.randperm(len(splits.test), generator=run.generator("queries", splits.name))  # type: ignore[arg-type]
-        chosen = order[: settings.num_queries].sort().values
-        device = run.device
-        size = min(len(splits.train), settings.get("num_sequences") or len(splits.train))  # type: ignore[arg-type]
-        whole = stack(splits.train, range(size))
-        self.train: tuple[Tensor, Tensor] = (whole[0].to(device), whole[1].to(device))
-        queries = stack(splits.test, chosen)
-        self.test: tuple[Tensor, Tensor] = (queries[0].to(device), queries[1].to(device))
-        self.loss = LOSSES[splits.task]()
-        self.queries = chosen
-        self._input_shape, self._num_outputs = splits.input_shape, splits.num_outputs
+        task = Task.load(run, name, settings)
+        self.run, self.settings, self.label, self.loss, self._task = run, settings, task.label, task.loss, task
+        size = min(task.num_train, settings.get("num_sequences") or task.num_train)
+        self.train: tuple[Tensor, Tensor] = task.pair("train", torch.arange(size))
+        order = torch.randperm(len(task.splits.test), generator=run.generator("queries", task.splits.name))  # type: ignore[arg-type]
+        self.queries = order[: settings.num_queries].sort().values
+        self.test: tuple[Tensor, Tensor] = task.pair("test", self.queries)
         self.initial = self._start()
+        cut = task.data_key | {"num_sequences": settings.num_sequences} if task.is_language else None
         self.key: dict[str, Any] = {
-            "seed_name": settings.seed_name,
-            "data": data_key,
+            "seed_name": task.seed_name,
+            "data": cut or task.splits.checksum,
             "model": without_paths(settings.model),
             "training": without_paths(settings.training),
         }
@@ -98,14 +89,7 @@ class Network:
         }
 
     def _start(self, *names: str | int) -> nn.Module:
-        generator = self.run.generator("model", self.settings.seed_name, *names)
-        model = build_model(
-            partial(instantiate, self.settings.model),
-            input_shape=self._input_shape,
-            num_outputs=self._num_outputs,
-            generator=generator,
-        )
-        return model.to(self.run.device)
+        return self._task.build(self._task.generator("model", *names))
 
     def at(self, seed: int) -> Self:
         """Return the same task from the start of another seed; 0 is this one."""
@@ -255,20 +239,3 @@ class Network:
             copies = descend(own.to(self.run.device), gradient, order, **self._hyper)
             rows.append(ensemble_measurements(self.initial, self.loss, self.test, copies.parameters))
         return {"losses": torch.cat(rows), "seconds": clock() - start}
-
-
-def _load_data(run: Run, settings: DictConfig) -> tuple[DataSplits, Any]:
-    """Return the data and what identifies it; text is cut into sequences of the task's own tokens."""
-    loaded = instantiate(settings.data)
-    run.record_data(loaded.name, loaded.checksum)
-    if not isinstance(loaded, TextCorpus):
-        return loaded, loaded.checksum
-    key = {"data": loaded.checksum, "tokenizer": {"vocabulary_size": settings.tokenizer.vocabulary_size}}
-
-    def trained() -> dict[str, Any]:
-        return {"json": train_tokenizer(loaded.train, vocabulary_size=settings.tokenizer.vocabulary_size)}
-
-    tokenizer = run.unit("tokenizer", key, trained, version=1, about=f"tokenizer of {loaded.name}")
-    splits = token_splits(loaded, tokenizer["json"], sequence_length=settings.sequence_length)
-    sizes = {"sequence_length": settings.sequence_length, "num_sequences": settings.num_sequences}
-    return splits, key | sizes

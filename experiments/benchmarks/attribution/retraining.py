@@ -17,22 +17,18 @@ from typing import Any
 
 import pandas as pd
 import torch
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from curvlab.influence import random_halves, subset_weights
-from curvlab.lab import Computed, Run, task_label
+from curvlab.lab import Computed, Run
 from curvlab.lab.claims import ClaimResult, ClaimSheet, exact, t_interval
 from curvlab.lab.claims import judge as verdict
-from curvlab.lab.data import DataSplits
-from curvlab.lab.models import build_model
 from curvlab.linalg import flatten
-from curvlab.problem import stack
 from curvlab.training import shuffled_batches, train, train_ensemble
 from experiments.shared.gauges import kernel_threads, work_clock
 from experiments.shared.stats import in_columns
-from experiments.shared.task import DTYPES, LOSSES, without_paths
+from experiments.shared.task import DTYPES, Task
 
 LEFT_OUT, HALVES = "points left out", "random halves"
 
@@ -227,43 +223,26 @@ class Network:
 
 def load_network(run: Run, name: str, settings: DictConfig, dtype: str) -> Network:
     """Load the data and build the network; nothing is trained yet."""
-    splits: DataSplits = instantiate(settings.data)
-    run.record_data(splits.name, splits.checksum)
-    kind = DTYPES[dtype]
-    inputs, targets = stack(splits.train, range(len(splits.train)))  # type: ignore[arg-type]  # map-style
-    targets = targets.to(run.device, kind if targets.is_floating_point() else None)
-    model = build_model(
-        partial(instantiate, settings.model),
-        input_shape=splits.input_shape,
-        num_outputs=splits.num_outputs,
-        generator=run.generator("model", settings.seed_name),
-    )
-    size, steps = min(settings.training.batch_size, len(targets)), settings.num_steps
+    task, kind = Task.load(run, name, settings), DTYPES[dtype]
+    size, steps = min(settings.training.batch_size, task.num_train), settings.num_steps
     drawn = shuffled_batches(
-        len(targets),
+        task.num_train,
         batch_size=size,
-        num_epochs=math.ceil(steps / (len(targets) // size)),
-        generator=run.generator("retraining batches", settings.seed_name),
+        num_epochs=math.ceil(steps / (task.num_train // size)),
+        generator=task.generator("retraining batches"),
     )
     whole = [batch for batch in drawn if len(batch) == size]  # all steps cost the same
     hyper = {k: settings.training[k] for k in ("lr", "momentum", "weight_decay") if k in settings.training}
+    counted = {"hyper": hyper, "batch_size": size, "num_steps": steps, "dtype": dtype}
     return Network(
-        label=task_label(name),
+        label=task.label,
         dtype=dtype,
-        loss=LOSSES[splits.task](),
-        train_data=(inputs.to(run.device, kind), targets),
-        initial=model.to(run.device, kind),
+        loss=task.loss,
+        train_data=task.pair("train", dtype=kind),
+        initial=task.build(task.generator("model"), dtype=kind),
         batches=whole[:steps],
         hyper=hyper,
-        key={
-            "seed_name": settings.seed_name,
-            "data": splits.checksum,
-            "model": without_paths(settings.model),
-            "hyper": hyper,
-            "batch_size": size,
-            "num_steps": steps,
-            "dtype": dtype,
-        },
+        key=task.key | {"data": task.splits.checksum} | counted,
     )
 
 

@@ -14,11 +14,10 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from omegaconf import DictConfig, OmegaConf
-from torch import Tensor, nn
+from torch import Tensor
 
 from curvlab.influence import linear_datamodelling_score
 from curvlab.lab import Computed, Run, panels, plots
-from curvlab.problem import stack
 from experiments.benchmarks.attribution.libraries.own_matrix import (
     GAUSS_NEWTON,
     HESSIAN,
@@ -27,7 +26,7 @@ from experiments.benchmarks.attribution.libraries.own_matrix import (
     retrained,
     run_length,
 )
-from experiments.benchmarks.attribution.libraries.process import measure
+from experiments.benchmarks.attribution.libraries.process import measure, stored_network
 from experiments.shared.stats import correlation
 from experiments.shared.task import Task, TrainedTask
 
@@ -129,19 +128,9 @@ class _Judged:
 
 def _stored_network(run: Run, task: TrainedTask, settings: DictConfig) -> dict[str, Any]:
     """Return weights and data as the workers read them."""
-    test = task.splits.test
-    order = torch.randperm(len(test), generator=run.generator("queries", task.splits.name))  # type: ignore[arg-type]
-    inputs, targets = stack(test, order[: settings.num_queries].sort().values)
-    train = stack(task.splits.train, task.train_indices)
-    linear = [module for module in task.model.modules() if isinstance(module, nn.Linear)]
-    return {
-        "sizes": [linear[0].in_features, *(layer.out_features for layer in linear)],
-        "parameters": [parameter.detach().cpu() for parameter in task.model.parameters()],
-        "train_inputs": train[0].flatten(1).contiguous(),
-        "train_targets": train[1],
-        "test_inputs": inputs.flatten(1).contiguous(),
-        "test_targets": targets,
-    }
+    order = torch.randperm(len(task.splits.test), generator=run.generator("queries", task.splits.name))  # type: ignore[arg-type]
+    queries = task.pair("test", order[: settings.num_queries].sort().values)
+    return stored_network(task.model, settings, task.pair("train", task.train_indices), queries)
 
 
 def _measured(  # noqa: PLR0917

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from omegaconf import DictConfig
@@ -22,10 +22,9 @@ from curvlab.influence import (
     unrolled_response,
 )
 from curvlab.influence.retraining import MAX_WHOLE_GROUP, LeftOut, ProximalBregmanCost, curvature_operator
-from curvlab.lab.models import ConvNet
 from curvlab.linalg import LinearOperator, identity
 from curvlab.solvers import Ekfac, Nystrom
-from experiments.benchmarks.attribution.libraries.process import measure
+from experiments.benchmarks.attribution.libraries.process import measure, stored_network
 from experiments.benchmarks.attribution.network import Network, Trained
 from experiments.shared.gauges import work_clock
 
@@ -57,6 +56,11 @@ class Method:
     key: dict[str, Any]
     compute: Callable[[], dict[str, Any]]
 
+    @classmethod
+    def of(cls, name: str, scores: Callable[[], Tensor], damping: float | None = None, **key: Any) -> Self:
+        """Return the row of a function that returns scores, (M, N)."""
+        return cls(name, damping, key, lambda: {"status": "done", "scores": scores()})
+
 
 class Stopwatch:
     """Calls methods and adds the seconds to what they return.
@@ -87,10 +91,7 @@ def methods(network: Network, trained: Trained, subsets: Tensor) -> Iterator[Met
     yield from own_scores(network, trained)
     orders = network.settings.num_orders
     if orders > 1:
-        compute = partial(_unrolled_over_orders, network)
-        yield Method(
-            UNROLLED_ORDERS, None, {"num_orders": orders}, lambda: {"status": "done", "scores": compute()}
-        )
+        yield Method.of(UNROLLED_ORDERS, partial(_unrolled_over_orders, network), num_orders=orders)
     yield from _bregman(network, trained, subsets)
     yield from peers(network, trained)
 
@@ -98,27 +99,22 @@ def methods(network: Network, trained: Trained, subsets: Tensor) -> Iterator[Met
 def own_scores(network: Network, trained: Trained) -> Iterator[Method]:
     """Yield what this library scores with, at every damping of the config."""
     settings, arguments = network.settings, (trained.model, network.loss, network.train, network.test)
-    length = trained.length
-
-    def own(name: str, scores: Callable[[], Tensor], damping: float | None = None, **key: Any) -> Method:
-        return Method(name, damping, key, lambda: {"status": "done", "scores": scores()})
-
-    yield own(DOT, lambda: _dots(network, trained, cosine=False))
-    yield own(COSINE, lambda: _dots(network, trained, cosine=True))
+    yield Method.of(DOT, lambda: _dots(network, trained, cosine=False))
+    yield Method.of(COSINE, lambda: _dots(network, trained, cosine=True))
     rtol = float(settings.rtol)
     for damping in settings.dampings:
         scores = partial(influence_scores, *arguments, damping=damping, rtol=rtol)
-        yield own(INFLUENCE, scores, damping, rtol=rtol)
-    by_run = partial(influence_scores, *arguments, run=length, rtol=rtol)
-    yield own(RUN_DAMPING, by_run, rtol=rtol)
-    yield own(FILTER, partial(by_run, filtered=True), rtol=rtol)
+        yield Method.of(INFLUENCE, scores, damping, rtol=rtol)
+    by_run = partial(influence_scores, *arguments, run=trained.length, rtol=rtol)
+    yield Method.of(RUN_DAMPING, by_run, rtol=rtol)
+    yield Method.of(FILTER, partial(by_run, filtered=True), rtol=rtol)
     size = {"max_size": settings.ekfac_max_size} if settings.ekfac_max_size else {}
     for damping in grid_of(settings, "damping"):
-        yield own(EKFAC, partial(_ekfac, network, trained, damping, **size), damping, **size)
+        yield Method.of(EKFAC, partial(_ekfac, network, trained, damping, **size), damping, **size)
     parts = dict(settings.segments)
     source = partial(segment_response, *arguments, run=trained.run, rtol=rtol, **parts)
-    yield own(SEGMENTS, lambda: source().scores, **parts)
-    yield own(UNROLLED, lambda: unrolled_response(*arguments, run=trained.run).scores)
+    yield Method.of(SEGMENTS, lambda: source().scores, **parts)
+    yield Method.of(UNROLLED, lambda: unrolled_response(*arguments, run=trained.run).scores)
 
 
 def grid_of(settings: DictConfig, option: str) -> list[float]:
@@ -184,7 +180,8 @@ def peers(network: Network, trained: Trained) -> Iterator[Method]:
         for value in alone.get(options.grid) or grid_of(settings, options.grid):
             own = asked | ({"lambda_reg": float(value)} if options.grid == "lambda_reg" else {})
             key = limits | {"options": own, "peers": python is not None}
-            stored = _stored(network, trained, float(value) if options.grid in ("damping", "run") else 0.0)
+            stored = stored_network(trained.model, settings, network.train, network.test)
+            stored["damping"] = float(value) if options.grid in ("damping", "run") else 0.0
             own = own | {"num_threads": 1, "repeat_below": REPEAT_BELOW}
             compute = partial(measure, stored, own, peers_python=python, **limits)
             if options.get("networks"):
@@ -205,47 +202,6 @@ def _of_others(
     if found["status"] == "done":
         found["cpu_seconds"] += sum(other.seconds for other in others)
     return found
-
-
-def _stored(network: Network, trained: Trained, damping: float) -> dict[str, Any]:
-    """Return network and data as the workers of bench-influence-peers read them."""
-    described = _description(trained.model, str(network.settings.model.get("activation", "relu")))
-    (train, train_targets), (test, test_targets) = network.train, network.test
-    if set(described) == {"sizes", "activation"}:  # an MLP
-        train, test = train.flatten(1), test.flatten(1)
-    return described | {
-        "parameters": [parameter.detach().cpu() for parameter in trained.model.parameters()],
-        "train_inputs": train.cpu().contiguous(),
-        "train_targets": train_targets.cpu(),
-        "test_inputs": test.cpu().contiguous(),
-        "test_targets": test_targets.cpu(),
-        "damping": damping,
-    }
-
-
-def _description(model: nn.Module, activation: str) -> dict[str, Any]:
-    """Return what `libraries.networks.build` builds the network from."""
-    config = getattr(model, "config", None)
-    if config is not None:
-        if config.model_type not in ("opt", "gpt2"):
-            raise ValueError(
-                f"peers get MLPs, ConvNets, OPTs, GPT-2s, no {config.model_type}: set its peers to null"
-            )
-        return {config.model_type: config.to_dict()}
-    linear, convolutions = (
-        [module for module in model.modules() if isinstance(module, kind)] for kind in (nn.Linear, nn.Conv2d)
-    )
-    described = {
-        "sizes": [linear[0].in_features, *(layer.out_features for layer in linear)],
-        "activation": activation,
-    }
-    if convolutions:
-        if not isinstance(model, ConvNet):
-            raise ValueError(
-                f"peers get MLPs, ConvNets and OPTs, no {type(model).__name__}: set its peers to null"
-            )
-        described["channels"] = [convolutions[0].in_channels, *(layer.out_channels for layer in convolutions)]
-    return described
 
 
 # ------------------------------------------------------------------------------------ responses

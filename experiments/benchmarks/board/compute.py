@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -183,7 +183,7 @@ class _Board:
         solver = ConjugateGradient(rtol=rtol, preconditioner=Ekfac(**size))
         asked: dict[str, Any] = {"run": trained.length, "solver": solver}
         compute = partial(influence_scores, trained.model, place.loss, place.train, place.test, **asked)
-        yield methods.Method(PRECONDITIONED, None, {"rtol": rtol, **size}, _done(compute))
+        yield methods.Method.of(PRECONDITIONED, compute, rtol=rtol, **size)
         if isinstance(trained.run.rule, AdamRule):
             yield from self._of_adam(place, trained)
         if self.settings.get("peers"):
@@ -199,7 +199,7 @@ class _Board:
                 times = share * adam_times(*data, trained.run)
                 return preconditioned_influence(*data, place.test, run=trained.run, times=times, rtol=rtol).scores
 
-            yield methods.Method(name, None, {"share": share, "rtol": rtol}, _done(scores))
+            yield methods.Method.of(name, scores, share=share, rtol=rtol)
 
     def _for_epochs(self, place: Network, trained: Trained, fraction: float, *, filtered: bool) -> methods.Method:
         """Return influence, or its filter, with the length of a retraining of as many epochs of a fraction."""
@@ -208,7 +208,7 @@ class _Board:
         asked["retraining"] = Retraining.as_many_epochs(fraction)
         compute = partial(influence_scores, trained.model, place.loss, place.train, place.test, **asked)
         name = FILTER_EPOCHS if filtered else RUN_EPOCHS
-        return methods.Method(name, None, {"fraction": fraction, "rtol": rtol}, _done(compute))
+        return methods.Method.of(name, compute, fraction=fraction, rtol=rtol)
 
     def _unit(self, place: Network, method: methods.Method) -> dict[str, Any]:
         if "networks" in method.key:  # of other seeds: the same for each that is scored
@@ -229,7 +229,7 @@ class _Board:
                 arguments = (trained.model, place.loss, place.train, place.test)
                 return unrolled_response(*arguments, run=trained.run).scores
 
-            own = self._unit(place, methods.Method(methods.UNROLLED, None, {}, _done(compute)))
+            own = self._unit(place, methods.Method.of(methods.UNROLLED, compute))
             scores.append(own["scores"].double())
             seconds += own["seconds"] + trained.seconds
         predicted = np.repeat(self._predictions([sum(scores) / len(scores)]), len(self.places), axis=0)
@@ -428,10 +428,6 @@ class _Board:
                         method = next(same)
                     scores.append(self._unit(place, method)["scores"])
                 yield name, against, method, scores
-
-
-def _done(scores: Callable[[], Tensor]) -> Callable[[], dict[str, Any]]:
-    return lambda: {"status": "done", "scores": scores()}
 
 
 def _measured(bank: Bank, against: str) -> Array:

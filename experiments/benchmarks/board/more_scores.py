@@ -36,19 +36,15 @@ def more_scores(network: Network, trained: Trained) -> Iterator[Method]:
     )
     if network.train[0].is_floating_point():
         for name, similarity in labels:
-            yield _method(name, partial(_by_label, network, similarity))
+            yield Method.of(name, partial(_by_label, network, similarity))
     else:  # a text has no label, and its tokens are names, not numbers
-        yield _method(BM25, lambda: -bm25(network.test[1], network.train[1]), saturation=1.2)
-    yield _method(LOSS, partial(_losses, network, trained))
-    yield _method(LOW_RANK, partial(_low_rank, network, trained), num_directions=NUM_DIRECTIONS)
+        yield Method.of(BM25, lambda: -bm25(network.test[1], network.train[1]), saturation=1.2)
+    yield Method.of(LOSS, partial(_losses, network, trained))
+    yield Method.of(LOW_RANK, partial(_low_rank, network, trained), num_directions=NUM_DIRECTIONS)
     if chains := network.settings.get("chains"):
         asked: dict[str, Any] = {str(name): int(value) for name, value in chains.items()}
         compute = partial(_bayesian, network, trained, asked)
         yield Method(BAYESIAN, None, asked | {"stability": _STABILITY}, compute)
-
-
-def _method(name: str, scores: Callable[[], Tensor], **key: Any) -> Method:
-    return Method(name, None, key, lambda: {"status": "done", "scores": scores()})
 
 
 def _by_label(network: Network, similarity: Callable[[], Tensor]) -> Tensor:

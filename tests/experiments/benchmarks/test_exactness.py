@@ -26,8 +26,9 @@ from experiments.benchmarks.attribution.libraries.mended import token_margins
 from experiments.benchmarks.attribution.libraries.networks import build, reached
 from experiments.benchmarks.attribution.libraries.own_matrix import FISHER, GAUSS_NEWTON, HESSIAN
 from experiments.benchmarks.attribution.libraries.own_matrix import exact_scores as exact_scores_of
+from experiments.benchmarks.attribution.libraries.process import stored_network
 from experiments.benchmarks.attribution.libraries.worker import METHODS, TrainedNetwork
-from experiments.benchmarks.attribution.methods import FILTER, PBRF, UNROLLED, _ekfac, _stored
+from experiments.benchmarks.attribution.methods import FILTER, PBRF, UNROLLED, _ekfac
 from experiments.benchmarks.attribution.plot import draw
 from tests.refusals import refuses
 
@@ -227,15 +228,12 @@ def opt(family: Any = "opt") -> tuple[nn.Module, Tensor, Tensor]:
     return model, tokens[:, :-1], tokens[:, 1:]
 
 
-def stored_of(made: tuple[nn.Module, Tensor, Tensor], damping: float = 0.1) -> dict[str, Any]:
+def stored_of(made: tuple[nn.Module, Tensor, Tensor]) -> dict[str, Any]:
     """Return what the benchmark hands a worker."""
     model, inputs, targets = made
-    network = SimpleNamespace(
-        settings=OmegaConf.create({"model": {"activation": "tanh"}}),
-        train=(inputs[:NUM_TRAIN], targets[:NUM_TRAIN]),
-        test=(inputs[NUM_TRAIN:], targets[NUM_TRAIN:]),
-    )
-    return _stored(network, SimpleNamespace(model=model.eval()), damping)  # type: ignore[arg-type]  # all it reads
+    train, test = ((inputs[part], targets[part]) for part in (slice(NUM_TRAIN), slice(NUM_TRAIN, None)))
+    settings = OmegaConf.create({"model": {"activation": "tanh"}})
+    return stored_network(model.eval(), settings, train, test) | {"damping": 0.1}
 
 
 @pytest.mark.parametrize("make", [convnet, opt])

@@ -1,4 +1,4 @@
-"""A worker process under a limit of time and of memory."""
+"""A worker process under a limit of time and of memory, and what it is handed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from curvlab.lab.models import ConvNet
 
 # Imported, although it is only run as a file: what it measures is then known to depend on its code (`make stale`).
 from experiments.benchmarks.attribution.libraries import worker
 
 WORKER = Path(str(worker.__file__))
+Pair = tuple[Tensor, Tensor]
 OWN_LIBRARIES = ("curvlab", "gradients", "curvlinops")  # run with this Python; the others with peers_python
 
 
@@ -98,3 +103,46 @@ def _reason(log: str) -> str:
     if "PackageNotFoundError" in last or last.startswith("ModuleNotFoundError"):
         return "not installed"
     return f"failed: {last[:160]}"
+
+
+def stored_network(model: nn.Module, settings: DictConfig, train: Pair, test: Pair) -> dict[str, Any]:
+    """Return a network and its data as `worker.TrainedNetwork` reads them, but for the damping.
+
+    Args:
+        model: an MLP, a ConvNet, an OPT or a GPT-2.
+        settings: of its task: what `model.activation` it has.
+        train: (inputs, targets).
+        test: the queries, likewise.
+    """
+    described = _description(model, str(settings.model.get("activation", "relu")))
+    is_mlp = set(described) == {"sizes", "activation"}
+    stored: dict[str, Any] = {"parameters": [parameter.detach().cpu() for parameter in model.parameters()]}
+    for part, (inputs, targets) in {"train": train, "test": test}.items():
+        stored[f"{part}_inputs"] = (inputs.flatten(1) if is_mlp else inputs).cpu().contiguous()
+        stored[f"{part}_targets"] = targets.cpu()
+    return described | stored
+
+
+def _description(model: nn.Module, activation: str) -> dict[str, Any]:
+    """Return what `libraries.networks.build` builds the network from."""
+    config = getattr(model, "config", None)
+    if config is not None:
+        if config.model_type not in ("opt", "gpt2"):
+            raise ValueError(
+                f"peers get MLPs, ConvNets, OPTs, GPT-2s, no {config.model_type}: set its peers to null"
+            )
+        return {config.model_type: config.to_dict()}
+    linear, convolutions = (
+        [module for module in model.modules() if isinstance(module, kind)] for kind in (nn.Linear, nn.Conv2d)
+    )
+    described = {
+        "sizes": [linear[0].in_features, *(layer.out_features for layer in linear)],
+        "activation": activation,
+    }
+    if convolutions:
+        if not isinstance(model, ConvNet):
+            raise ValueError(
+                f"peers get MLPs, ConvNets and OPTs, no {type(model).__name__}: set its peers to null"
+            )
+        described["channels"] = [convolutions[0].in_channels, *(layer.out_channels for layer in convolutions)]
+    return described

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
-from curvlab.lab import Run, unit
+from curvlab.lab import unit
 from curvlab.optim import DivergedError
 from curvlab.training import Learner, Step, StepInfo, TrainingBatch, TrainingDivergedError, evaluate, train
 from experiments.ginger.optimizers import augmented, clipped_shares, counted_step, make_optimizer
@@ -80,7 +80,8 @@ class RaceTask(Task):
         steps = self.settings.tuning.num_epochs * self.steps_per_epoch(self.settings.batch_size)
 
         def trial(optimizer: Mapping[str, Any], seed: str) -> float:
-            found = trained(self, optimizer, num_steps=steps, batch_size=size, seed=seed, with_test=False)
+            how = {"optimizer": optimizer, "num_steps": steps, "batch_size": size, "repeat": seed}
+            found = trained(self, **how, with_test=False)
             return lowest(found["validation_loss"][1:]) if not found["diverged"] else math.inf
 
         constant = math.log(self.splits.num_outputs)
@@ -88,15 +89,13 @@ class RaceTask(Task):
 
 
 # ------------------------------------------------------------------------------------ one training
-def trained(
-    task: RaceTask,
-    optimizer: Mapping[str, Any],
-    *,
-    num_steps: int,
-    batch_size: int,
-    seed: int | str,
-    with_test: bool,
-) -> dict[str, Any]:
+@unit(
+    "ginger/race",
+    version=2,
+    about="training {seed_name} by {optimizer[optimizer]} (lr {optimizer[lr]:g}), seed {repeat}",
+    resumes=True,
+)
+def trained(task: RaceTask, /, *, checkpoint: Path, with_test: bool, **key: Any) -> dict[str, Any]:
     """Train once; return what was measured before the first step and after each epoch, and the steps' losses.
 
     Lists with one entry for each measurement: `step` (taken so far), `seconds` (of all steps so far, of this
@@ -107,23 +106,12 @@ def trained(
 
     Args:
         task: data and network.
-        optimizer: settings, see `make_optimizer`.
-        num_steps: how long; the last pass is cut short.
-        batch_size: in examples.
-        seed: of the start and the order of batches, shared by all optimizers. Names serve as well as numbers.
+        checkpoint: a folder for it.
         with_test: measure on the test set, too.
+        key: `optimizer`, settings, see `make_optimizer`; `num_steps`, the last pass is cut short; `batch_size`, in
+            examples; `repeat`, the seed of the start and the order of batches, shared by all optimizers: names
+            serve as well as numbers.
     """
-    how: dict[str, Any] = {"num_steps": num_steps, "batch_size": batch_size, "repeat": seed}
-    return _trained(task.run, task, **task.key, **how, optimizer=dict(optimizer), with_test=with_test)
-
-
-@unit(
-    "ginger/race",
-    version=2,
-    about="training {seed_name} by {optimizer[optimizer]} (lr {optimizer[lr]:g}), seed {repeat}",
-    resumes=True,
-)
-def _trained(run: Run, task: RaceTask, /, *, checkpoint: Path, with_test: bool, **key: Any) -> dict[str, Any]:
     parts = {name: task.parts[name] for name in ("validation", *(["test"] if with_test else []))}
     how = {name: key[name] for name in ("optimizer", "num_steps", "batch_size", "repeat")}
     return _attempt(task, parts, checkpoint / "training.pt", **how)
@@ -233,7 +221,8 @@ def final_run(
     The curve: step, seconds, train_loss (mean of the epoch's batches), validation_loss, validation_accuracy.
     """
     size, steps = task.settings.batch_size * racer.batch_factor, task.final_steps(racer)
-    found = trained(task, optimizer, num_steps=steps, batch_size=size, seed=seed, with_test=True)
+    how = {"optimizer": optimizer, "num_steps": steps, "batch_size": size, "repeat": seed}
+    found = trained(task, **how, with_test=True)
     best = int(np.argmax(found["validation_accuracy"]))
     losses = found["step_losses"].numpy() if len(found["step_losses"]) else np.array(found["epoch_losses"])
     row = {
@@ -272,34 +261,20 @@ def summarised(table: pd.DataFrame, by: Sequence[str], constant: Sequence[str] =
     return pd.DataFrame(rows)
 
 
-def clipped(task: RaceTask, optimizer: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the share of clipped entries along a final run from the first seed's start: step, share."""
-    how = {"num_steps": task.settings.num_epochs * task.steps_per_epoch(task.settings.batch_size)}
-    how |= {"batch_size": task.settings.batch_size}
-    return pd.DataFrame(_clipped(task.run, task, **task.key, **how, optimizer=dict(optimizer)))
-
-
 @unit("ginger/clipped", version=1, about="clipped entries by {optimizer[optimizer]} (lr {optimizer[lr]:g})")
-def _clipped(
-    run: Run, task: RaceTask, /, *, optimizer: Any, num_steps: int, batch_size: int, **_: Any
-) -> dict[str, Any]:
+def clipped(task: RaceTask, /, *, optimizer: Any, num_steps: int, batch_size: int, **_: Any) -> dict[str, Any]:
+    """Return the share of clipped entries along a final run from the first seed's start: step, share."""
     model, generator = task.build(task.generator("start", 0)), task.generator("batches", 0)
     how = {"num_steps": num_steps, "batch_size": batch_size}
     return clipped_shares(model, task.parts["train"], optimizer, **how, generator=generator)
 
 
-# ------------------------------------------------------------------------------------ cost
-def cost_of_a_step(task: RaceTask, racer: Racer, optimizer: Mapping[str, Any]) -> dict[str, Any]:
+@unit("ginger/race_cost", version=2, about="cost of a step of {optimizer[optimizer]}")
+def cost_of_a_step(task: RaceTask, /, *, optimizer: Any, batch_size: int, **_: Any) -> dict[str, Any]:
     """Return `flops` and `memory` (bytes, at most alive at one time), see `counted_step`.
 
     With all gradients of the step, its state and its batch, without augmentation. What happens in some steps only
     counts where it falls on the third or the fourth: SOAP turns its basis in every tenth.
     """
-    size = task.settings.batch_size * racer.batch_factor
-    return _cost(task.run, task, **task.key, optimizer=dict(optimizer), batch_size=size)
-
-
-@unit("ginger/race_cost", version=2, about="cost of a step of {optimizer[optimizer]}")
-def _cost(run: Run, task: RaceTask, /, *, optimizer: Any, batch_size: int, **_key: Any) -> dict[str, Any]:
     batch = TrainingBatch(*(part[:batch_size] for part in task.parts["train"]))
     return counted_step(task.build(task.generator("start", 0)), batch, optimizer)

@@ -2,7 +2,7 @@
 
 for task in SummaryTask.each(run, cfg):
     optimizer = racer.with_rank(4, lr=0.05)
-    found = fine_tuned(task, "lora", optimizer, num_steps=80, seed=0, with_test=True)
+    found = fine_tuned(task, weights="lora", optimizer=optimizer, num_steps=80, repeat=0)
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
-import pandas as pd
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -157,18 +156,21 @@ def _start(run: Run, task: SummaryTask, /, **_: Any) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------ one fine-tuning
+@unit("ginger/fine_tuned", version=2, about="fine-tuning {weights} by {optimizer[optimizer]}, seed {repeat}")
 def fine_tuned(
     task: SummaryTask,
-    weights: str,
-    optimizer: Mapping[str, Any],
+    /,
     *,
+    weights: str,
+    optimizer: Any,
     num_steps: int,
-    seed: int | str,
-    with_test: bool,
+    repeat: int | str,
+    measuring: Mapping[str, Any] | None = None,
+    **_: Any,
 ) -> dict[str, Any]:
     """Fine-tune once; return what was measured at the end, and the steps' losses.
 
-    `validation_loss`, infinite where `diverged`; `step_losses` (S,), each of its batch. Where `with_test` is set:
+    `validation_loss`, infinite where `diverged`; `step_losses` (S,), each of its batch. With `measuring`:
     `test_loss`; `train_loss`, of the leading training pairs, in eval mode; ROUGE of the test summaries (0 where it
     diverged; the losses are nan there), and `examples` that it wrote.
 
@@ -177,32 +179,9 @@ def fine_tuned(
         weights: "full" or "lora".
         optimizer: settings, see `make_optimizer`.
         num_steps: how long; the last pass is cut short.
-        seed: of the order of batches and of the adapters, shared by all optimizers. A name serves as well.
-        with_test: measure on the test set, too.
+        repeat: seed of the order of batches and of the adapters, shared by all optimizers. A name serves as well.
+        measuring: the task's, to measure on the test set, too.
     """
-    how: dict[str, Any] = {
-        "weights": weights,
-        "optimizer": dict(optimizer),
-        "num_steps": num_steps,
-        "repeat": seed,
-    }
-    how |= {"measuring": dict(task.settings.measuring)} if with_test else {}
-    return _fine_tuned(task.run, task, with_test, **task.key, **how)
-
-
-@unit("ginger/fine_tuned", version=2, about="fine-tuning {weights} by {optimizer[optimizer]}, seed {repeat}")
-def _fine_tuned(
-    run: Run,
-    task: SummaryTask,
-    with_test: bool,
-    /,
-    *,
-    weights: str,
-    optimizer: Any,
-    num_steps: int,
-    repeat: int | str,
-    **_: Any,
-) -> dict[str, Any]:
     model = task.start(weights, repeat)
     stepper, step = make_optimizer(model, optimizer)
     found: dict[str, Any] = {"validation_loss": math.inf, "diverged": True, "step_losses": torch.empty(0)}
@@ -218,7 +197,7 @@ def _fine_tuned(
                 optimizer=stepper,
                 step=step,
                 generator=task.generator("batches", repeat),
-                progress=run.bar(f"{weights} {optimizer['optimizer']}"),
+                progress=task.run.bar(f"{weights} {optimizer['optimizer']}"),
             )
         except TrainingDivergedError:
             pass
@@ -227,15 +206,15 @@ def _fine_tuned(
             found["step_losses"] = torch.tensor(history.step_losses)
             if loss < HIGHER * task.start_loss:
                 found |= {"validation_loss": loss, "diverged": False}
-    if not with_test:
+    if measuring is None:
         return found
     if found["diverged"]:
         return found | {"test_loss": math.nan, "train_loss": math.nan, "examples": []} | dict.fromkeys(KINDS, 0.0)
-    splits, measuring, texts = task.splits, task.settings.measuring, []
-    for inputs in splits.test[0].split(measuring.batch_size):
-        length, beams = splits.input_shape[1], measuring.num_beams
-        texts += splits.decode(model.generate(inputs.to(run.device), max_length=length, num_beams=beams).cpu())
-    inputs, targets = (part[: measuring.num_train] for part in splits.train)
+    splits, device, texts = task.splits, task.run.device, []
+    for inputs in splits.test[0].split(measuring["batch_size"]):
+        length, beams = splits.input_shape[1], measuring["num_beams"]
+        texts += splits.decode(model.generate(inputs.to(device), max_length=length, num_beams=beams).cpu())
+    inputs, targets = (part[: measuring["num_train"]] for part in splits.train)
     losses = {
         "test_loss": task.mean_loss(model, splits.test),
         "train_loss": task.mean_loss(model, (inputs, targets)),
@@ -243,31 +222,21 @@ def _fine_tuned(
     return found | losses | {"examples": texts[:NUM_EXAMPLES]} | rouge(texts, splits.test_summaries)
 
 
-def clipped(
-    task: SummaryTask, weights: str, optimizer: Mapping[str, Any], *, num_steps: int, seed: int
-) -> pd.DataFrame:
-    """Return the share of clipped entries along a fine-tuning: step, share."""
-    how = {"weights": weights, "optimizer": dict(optimizer), "num_steps": num_steps, "repeat": seed}
-    return pd.DataFrame(_clipped(task.run, task, **task.key, **how))
-
-
 @unit("ginger/fine_tuning_clipped", version=1, about="clipped entries, {weights} (lr {optimizer[lr]:g})")
-def _clipped(
-    run: Run, task: SummaryTask, /, *, weights: str, optimizer: Any, num_steps: int, repeat: int, **_: Any
+def clipped(
+    task: SummaryTask, /, *, weights: str, optimizer: Any, num_steps: int, repeat: int, **_: Any
 ) -> dict[str, Any]:
+    """Return the share of clipped entries along a fine-tuning: step, share."""
     how = {"num_steps": num_steps, "batch_size": task.settings.batch_size}
     model, generator = task.start(weights, repeat), task.generator("batches", repeat)
     return clipped_shares(model, task.splits.train, optimizer, **how, generator=generator)
 
 
-def cost_of_a_step(task: SummaryTask, weights: str, optimizer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `flops` and `memory` (bytes, at most alive at one time) of one step, see `counted_step`."""
-    return _cost(task.run, task, **task.key, weights=weights, optimizer=dict(optimizer))
-
-
 @unit("ginger/fine_tuning_cost", version=2, about="cost of a step of {optimizer[optimizer]}, {weights}")
-def _cost(run: Run, task: SummaryTask, /, *, weights: str, optimizer: Any, **_: Any) -> dict[str, Any]:
-    batch = TrainingBatch(*(part[: task.settings.batch_size].to(run.device) for part in task.splits.train))
+def cost_of_a_step(task: SummaryTask, /, *, weights: str, optimizer: Any, **_: Any) -> dict[str, Any]:
+    """Return `flops` and `memory` (bytes, at most alive at one time) of one step, see `counted_step`."""
+    device = task.run.device
+    batch = TrainingBatch(*(part[: task.settings.batch_size].to(device) for part in task.splits.train))
     return counted_step(task.start(weights, "cost"), batch, optimizer)
 
 

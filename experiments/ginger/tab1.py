@@ -107,9 +107,11 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
                 optimizer = racer.with_rank(rank, **found.chosen)
                 given = {"label": racer.label, "kind": racer.kind, "lr": optimizer["lr"], "at_edge": found.at_edge}
                 given |= {setting: optimizer.get(setting) for setting in ("damping", "clip")}
-                cost = cost_of_a_step(task, racer, optimizer)
+                size = task.settings.batch_size * racer.batch_factor
+                cost = cost_of_a_step(task, optimizer=optimizer, batch_size=size)
                 if name in WORKING and optimizer.get("clip"):
-                    clips.append(clipped(task, optimizer).assign(**place))
+                    how = {"num_steps": task.final_steps(racer), "batch_size": size}
+                    clips.append(pd.DataFrame(clipped(task, optimizer=optimizer, **how)).assign(**place))
                 for seed in task.settings.seeds:
                     row, curve = final_run(task, racer, optimizer, seed=seed)
                     rows.append(place | given | row | cost)

@@ -108,7 +108,9 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         settings, racers = task.settings, load_racers(task.settings)
         steps = int(settings.num_steps or settings.num_epochs * task.steps_per_epoch())
         unmoved = {"optimizer": "momentum", "lr": 1e-30, "momentum": 0.0}  # one step too short for any weight
-        start = _row(task, fine_tuned(task, "full", unmoved, num_steps=1, seed="start", with_test=True))
+        measured: dict[str, Any] = {"measuring": dict(settings.measuring)}
+        base = fine_tuned(task, weights="full", optimizer=unmoved, num_steps=1, repeat="start", **measured)
+        start = _row(task, base)
         starts.append({"task": task.label} | {name: start[name] for name in SCORED})
         for weights in settings.weights:
             own_racers = [racer for racer in racers.values() if racer.tuned_as == racer.name]
@@ -120,12 +122,12 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
                 for rank in racer.ranks:
                     optimizer = racer.with_rank(rank, **tuned[racer.tuned_as].chosen)
                     own = {**place, "rank": rank} | {key: optimizer.get(key) for key in SETTINGS}
-                    cost = cost_of_a_step(task, weights, optimizer)
+                    cost = cost_of_a_step(task, weights=weights, optimizer=optimizer)
+                    how: dict[str, Any] = {"weights": weights, "optimizer": optimizer, "num_steps": steps}
                     if name in WORKING and optimizer.get("clip"):
-                        first = clipped(task, weights, optimizer, num_steps=steps, seed=settings.seeds[0])
-                        clips.append(first.assign(**place))
+                        clips.append(pd.DataFrame(clipped(task, **how, repeat=settings.seeds[0])).assign(**place))
                     for seed in settings.seeds:
-                        found = fine_tuned(task, weights, optimizer, num_steps=steps, seed=seed, with_test=True)
+                        found = fine_tuned(task, **how, repeat=seed, **measured)
                         rows.append(own | {"seed": seed} | _row(task, found) | {"steps": steps} | cost)
                         pairs = zip(task.splits.test_summaries, found["examples"], strict=False)
                         written = [{"reference": reference, "summary": text} for reference, text in pairs]
@@ -148,7 +150,7 @@ def _tuned(task: SummaryTask, weights: str, racer: Racer, steps: int) -> Tuned:
     num_steps = min(steps, task.steps_per_epoch())
 
     def trial(optimizer: Mapping[str, Any], seed: str) -> float:
-        found = fine_tuned(task, weights, optimizer, num_steps=num_steps, seed=seed, with_test=False)
+        found = fine_tuned(task, weights=weights, optimizer=optimizer, num_steps=num_steps, repeat=seed)
         return float(found["validation_loss"])
 
     untried = task.settings.untried_lrs[weights]

@@ -73,7 +73,7 @@ def test_a_setting_that_diverges_is_chosen_last_and_does_not_count(task: RaceTas
 # --------------------------------------------------------------------------------------- one training
 def test_a_training_records_every_epoch_and_shares_its_start(task: RaceTask) -> None:
     settings = {"optimizer": "momentum", "lr": 0.1, "momentum": 0.9}
-    found = trained(task, settings, num_steps=10, batch_size=40, seed=0, with_test=True)
+    found = trained(task, optimizer=settings, num_steps=10, batch_size=40, repeat=0, with_test=True)
     assert found["step"] == [0, 4, 8, 10]  # 160 images in batches of 40; the last pass is cut short
     assert len(found["step_losses"]) == 10
     assert len(found["epoch_losses"]) == 3
@@ -81,7 +81,7 @@ def test_a_training_records_every_epoch_and_shares_its_start(task: RaceTask) -> 
     assert found["seconds"][0] == 0.0 < found["seconds"][1]
     assert not found["diverged"]
     ginger = GINGER | {"lr": 0.01, "rank": 2, "damping": 0.1}
-    other = trained(task, ginger, num_steps=4, batch_size=40, seed=0, with_test=False)
+    other = trained(task, optimizer=ginger, num_steps=4, batch_size=40, repeat=0, with_test=False)
     assert other["validation_loss"][0] == found["validation_loss"][0]  # one start, and one first batch
     assert other["step_losses"][0] == pytest.approx(float(found["step_losses"][0]), rel=1e-6)
     assert "test_loss" not in other
@@ -151,14 +151,14 @@ def test_an_interrupted_training_ends_as_if_it_had_not_been(
 
     step = CountedStep()
     monkeypatch.setattr("experiments.ginger.optimizers.shared_curvature_step", step)
-    expected = trained(task, settings, **how, seed="a")
+    expected = trained(task, optimizer=settings, **how, repeat="a")
     task.run.store = Store(Path(task.run.store.root) / "other")
     monkeypatch.setattr("curvlab.iterate.SECONDS_BETWEEN_SAVES", 0.0)
     monkeypatch.setattr("curvlab.iterate.MAX_SHARE", math.inf)
     step.calls, step.kill_at = 0, 7
     with pytest.raises(KeyboardInterrupt):
-        trained(task, settings, **how, seed="a")
-    found = trained(task, settings, **how, seed="a")
+        trained(task, optimizer=settings, **how, repeat="a")
+    found = trained(task, optimizer=settings, **how, repeat="a")
     assert found["diverged"] is (diverges_after is not None)
     for name in ("validation_loss", "epoch_losses", "step"):
         assert found[name] == expected[name]

@@ -97,17 +97,18 @@ def test_the_paper_preset_fine_tunes_a_published_model(tmp_path: Path, monkeypat
         assert task.base is None
         assert task.steps_per_epoch() == 3
         unmoved = {"optimizer": "adam", "lr": 1e-30, "momentum": 0.9, "decay": 0.99}
-        found = fine_tuned(task, "lora", unmoved, num_steps=1, seed=0, with_test=False)
+        found = fine_tuned(task, weights="lora", optimizer=unmoved, num_steps=1, repeat=0)
         assert found["validation_loss"] == pytest.approx(task.start_loss, rel=1e-6)
         assert task.splits.decode(task.splits.test[0][:1, :30])[0].startswith("summarize: story 0 is")
+        how = {"num_steps": 2, "repeat": 0, "measuring": dict(task.settings.measuring)}
         for weights in ("full", "lora"):
             ginger = GINGER | {"lr": 0.01, "damping": 0.1}
-            found = fine_tuned(task, weights, ginger, num_steps=2, seed=0, with_test=True)
+            found = fine_tuned(task, weights=weights, optimizer=ginger, **how)
             assert not found["diverged"]
             assert found["step_losses"].shape == (2,)
             assert math.isfinite(found["test_loss"])
         too_fast = {"optimizer": "momentum", "lr": 1e9, "momentum": 0.9}
-        lost = fine_tuned(task, "full", too_fast, num_steps=2, seed=0, with_test=True)
+        lost = fine_tuned(task, weights="full", optimizer=too_fast, **how)
         assert lost["diverged"]
         assert (lost["validation_loss"], lost["rouge1"]) == (math.inf, 0)
     refuses("unknown weights 'head': choose full or lora", task.start, "head", 0)

@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -293,6 +294,18 @@ def test_units_of_another_seed_are_other_units_but_may_name_their_own(checkout: 
     assert torch.equal(values[0], values[2])
     assert not torch.equal(values[0], values[1])
     assert len(list((checkout / ".cache" / "store" / "own").rglob("*.pt"))) == 1
+
+
+def test_a_unit_of_a_task_has_the_task_in_its_key(checkout: Path) -> None:
+    @runs.unit("demo", version=1)
+    def double(of: Any, /, *, number: int, **key: Any) -> dict[str, Any]:
+        return {"found": [getattr(of, "name", "run"), 2 * number, key]}
+
+    with start() as run:
+        one, other = (SimpleNamespace(run=run, key={"name": name}, name=name) for name in ("one", "other"))
+        assert double(one, number=3)["found"] == ["one", 6, {"name": "one"}]
+        assert double(other, number=3)["found"][0] == "other"
+        assert double(run, number=3, name="one")["found"][0] == "one"  # the same unit, found in the store
 
 
 def test_progress_is_silent_without_a_terminal(

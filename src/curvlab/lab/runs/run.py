@@ -364,7 +364,8 @@ def unit(
 
     The keyword arguments are all that the result depends on (plain values: numbers, strings, lists, mappings,
     configs); `run.cfg.seed` is added unless there is a `seed`. The positional ones are what it is computed with,
-    and must follow from the key: a model, its data.
+    and must follow from the key: a model, its data. In the place of the run there may be a task, or what has
+    a `run` and a `key`: that key is a part of the unit's.
 
     Args:
         name: kind of unit, shared by targets that do the same work.
@@ -375,10 +376,13 @@ def unit(
 
     def decorate(compute: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         @functools.wraps(compute)
-        def stored(run: Run, *given: Any, **key: Any) -> dict[str, Any]:
+        def stored(of: Any, *given: Any, **key: Any) -> dict[str, Any]:
+            run = getattr(of, "run", of)
+            key = key if run is of else of.key | key
+
             def computed(*folder: Any) -> dict[str, Any]:
                 extra: Mapping[str, Any] = {"checkpoint": folder[0]} if folder else {}
-                return compute(run, *given, **key, **extra)
+                return compute(of, *given, **key, **extra)
 
             functools.update_wrapper(computed, compute)
             text = about.format(**key) if about else name

@@ -32,6 +32,7 @@ exact ones, that of the OPT, stopped above one, among them.
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from functools import cached_property, partial
 from typing import Any
 
@@ -44,6 +45,7 @@ from torch import Tensor
 from curvlab.curvature import GaussNewtonOperator, sampled_traces
 from curvlab.influence import directional_derivatives, per_example_gradients
 from curvlab.lab import Computed, Run, Target, panels, plots
+from curvlab.lab.names import reader_names
 from curvlab.linalg import LinearOperator, identity
 from curvlab.solvers import BlockConjugateGradient, Ekfac, Rows, TrainingFilter, default_solver
 from curvlab.solvers.preconditioners import predicted_steps
@@ -267,7 +269,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     """Return seconds of every method, measured and forecast, a panel for each network."""
     table = computed["scale"]
     tasks = table.task.unique().tolist()
-    figure, axes = plots.figure(1, len(tasks), panel_size=(7.4 / len(tasks), 3.6), sharey=True)
+    figure, axes = plots.figure(1, len(tasks), panel_size=(7.4 / len(tasks), 4.4), sharey=True)
     for ax, task in zip(axes[0], tasks, strict=True):
         own = table[table.task == task].astype({"seconds": float, "forecast_seconds": float})
         panels.bars(ax, own, name="method", value={"seconds": "measured", "forecast_seconds": "forecast"})
@@ -276,11 +278,20 @@ def draw(computed: Computed) -> dict[str, Figure]:
                 word = status.split(":")[0].split(" after")[0]
                 look = {"fontsize": 7, "va": "center", "color": "white" if word == "stopped" else "black"}
                 ax.text(0.02, place - 0.2, word, transform=ax.get_yaxis_transform(), **look)
+        for place, (seconds, products) in enumerate(zip(own.seconds, own.products, strict=True)):
+            if products > 0 and seconds > 0:
+                ax.text(seconds, place - 0.2, f" {products:.0f}", fontsize=8, va="center")
         first = own.iloc[0]
-        title = f"{task}\n{first.parameters / 1e6:.0f} million parameters\n{first.examples} examples"
-        title += ", random weights" if first.weights == "random" else ""
-        panels.frame(ax, x=f"seconds, {first.queries} queries", title=title, log="x")
+        title = f"{textwrap.fill(reader_names([task], whole=True)[task], 20)}\n"
+        title += f"{first.parameters / 1e6:.0f} million parameters\n{first.examples} examples"
+        title += "\nrandom weights" if first.weights == "random" else ""
+        queries = f"{first.queries} quer{'y' if first.queries == 1 else 'ies'}"
+        ax.set_xscale("log")
+        ax.set_xlim(right=5 * ax.get_xlim()[1])  # room for the numbers
+        panels.frame(ax, x=f"seconds, {queries}", title=title, log="x", size=9)
     panels.legend(
-        figure, title="stopped: after the steps allowed, before its end; forecast: made before, where there is one"
+        figure,
+        title="numbers: products with the data; stopped: after the steps allowed, before its end\n"
+        "forecast: made before, where there is one",
     )
     return {"figure.png": figure}

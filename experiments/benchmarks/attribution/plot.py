@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from curvlab.lab import Computed, panels, plots
-from experiments.benchmarks.attribution.methods import FILTER, PBRF, PBRF_PAPER, TRAK, UNROLLED
+from experiments.benchmarks.attribution.methods import (
+    FILTER,
+    INFLUENCE,
+    PBRF,
+    PBRF_PAPER,
+    RUN_DAMPING,
+    TRAK,
+    UNROLLED,
+)
 from experiments.benchmarks.attribution.which_score import not_minimised
+
+TOLD = "influence, damping 1/length"
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
@@ -23,8 +35,10 @@ def draw(computed: Computed) -> dict[str, Figure]:
     best = best.assign(method=[_label(each) for _, each in best.iterrows()])
     figure, axes = plots.figure(1, 2, panel_size=(4.0, 2.2 + 0.2 * len(best)))
     _over_dampings(axes[0, 0], own, failed)
-    shown = best.rename(columns={f"lds_other{end}": f"other{end}" for end in ("", "_low", "_high")})
-    panels.bars(axes[0, 1], shown, name="method", value={"lds": "same order", "other": "other orders"})
+    other = best.assign(**{f"lds{end}": best[f"lds_other{end}"] for end in ("", "_low", "_high")})
+    shown = pd.concat([best.assign(order="same order"), other.assign(order="other orders")])
+    ends: dict[str, Any] = {"value": "lds", "low": "lds_low", "high": "lds_high"}
+    panels.forest(axes[0, 1], shown, name="method", by="order", **ends)
     panels.frame(axes[0, 1], x="LDS at the best damping", title="retraining on halves")
     note = (
         "LDS: rank correlation of a score's predictions with retraining, of one network; error bars, bands: 95 %\n"
@@ -41,7 +55,8 @@ def _label(row: pd.Series) -> str:
     """Return a method's name with what a reader must know of its bars."""
     ridge = f", ridge {row.damping:g}" if row.method == TRAK else ""
     layers = " (some layers)" if isinstance(row.get("remark"), str) else ""
-    return f"{row.method}{ridge}{layers}" + (" (not minimised)" if not_minimised(row) else "")
+    name = TOLD if row.method == RUN_DAMPING else row.method
+    return f"{name}{ridge}{layers}" + (" (not minimised)" if not_minimised(row) else "")
 
 
 def _over_dampings(ax: Axes, own: pd.DataFrame, failed: list[str]) -> None:
@@ -71,9 +86,13 @@ def _over_dampings(ax: Axes, own: pd.DataFrame, failed: list[str]) -> None:
     ax.set_xscale("log")
     for method, style in ((FILTER, "--"), (UNROLLED, ":")):
         value = own[own.method == method].lds
-        ax.axhline(float(value.iloc[0]), color=styles[method]["color"], linestyle=style, linewidth=1, label=method)
+        look = {"color": styles[method]["color"], "linestyle": style, "linewidth": 1, "label": method}
+        panels.rule(ax, y=float(value.iloc[0]), **look)
     run_damping = float(own.run_damping.dropna().iloc[0])
-    ax.axvline(run_damping, color="#555555", linestyle="-.", linewidth=1, zorder=0.9, label="damping 1/(ηT)")
+    ax.axvline(run_damping, color="#555555", linestyle="-.", linewidth=1, zorder=0.9, label="damping 1/length")
+    told = own[own.method == RUN_DAMPING]
+    look = {"color": styles[INFLUENCE]["color"], "marker": "D", "ms": 8, "mec": "black", "linestyle": "none"}
+    ax.plot(told.run_damping, told.lds, label=TOLD, zorder=3, **look)
     for method in failed:
         ax.plot([], [], linestyle="none", label=f"{method}: failed, see table.csv")
     ax.set_xlabel("damping")

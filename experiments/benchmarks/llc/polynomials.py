@@ -126,7 +126,13 @@ def draw(ax: Axes, table: pd.DataFrame) -> None:
     ratios = table.assign(estimate=table.estimate / at, low=table.low / at, high=table.high / at)
     ratios = ratios.assign(asymptotic=table.asymptotic / at, of="estimate, 95 %")
     panels.forest(ax, ratios, name="problem", value="estimate", low="low", high="high", by="of")
-    style = panels.styles_of(["asymptotic coefficient"])["asymptotic coefficient"] | {"linestyle": "none"}
-    ax.plot(ratios.asymptotic, range(len(ratios)), label="asymptotic coefficient", **style)
+    style: dict[str, Any] = {
+        "color": "black",
+        "marker": "d",
+        "markerfacecolor": "white",
+        "linestyle": "none",
+        "zorder": 1.9,
+    }
+    ax.plot(ratios.asymptotic, range(len(ratios)), label="asymptotic coefficient, no estimate", **style)
     panels.rule(ax, x=1.0, color="black", linestyle="-", label="value at this n (quadrature)")
     panels.frame(ax, x="ratio to the value at this n", title="polynomials", log="x")

@@ -214,7 +214,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     figure, axes = plots.figure(1, 2, panel_size=(4.0, 3.6))
     _mean_and_second_moment(axes[0, 0], cases[cases.role == "half"])
     _thresholds(axes[0, 1], limits)
-    note = f"flat to spike: spectra of G; bars: 95 % over {cases.num_trials.max():,.0f} trials"
+    note = f"right, flat to spike: spectra of G; left, bars: 95 % over {cases.num_trials.max():,.0f} trials"
     panels.legend(figure, columns=3, title=note)
     groups = list(cases.groupby(["spectrum", "size"], sort=False))
     columns = min(len(groups), 3)
@@ -233,7 +233,7 @@ def _mean_and_second_moment(ax: Axes, halved: pd.DataFrame) -> None:
     most = last.loc[last.second_moment.idxmax()]
     own = halved[(halved.spectrum == most.spectrum) & (halved["size"] == most["size"])]
     own = own.assign(mean_square=own.mean_norm**2)
-    shown = {"second_moment": "E‖u_t - u*‖², trials", "mean_square": "‖E u_t - u*‖², exact"}
+    shown = {"second_moment": "LiSSA, E‖u_t - u*‖², trials", "mean_square": "LiSSA's mean, ‖E u_t - u*‖², exact"}
     for column, label in shown.items():
         ends: Row = {"stderr": "second_moment_stderr", "bars": True} if column == "second_moment" else {}
         panels.lines(ax, own, x="step", y=column, label=label, styles=panels.styles_of(shown.values()), **ends)

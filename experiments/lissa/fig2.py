@@ -107,7 +107,7 @@ def _of_task(task: TrainedTask, cfg: DictConfig) -> dict[str, Rows]:
         trace, largest = measured["trace"], measured["largest_eigenvalue"]
     damping = cfg.damping if cfg.damping is not None else cfg.damping_ratio * largest
     systems = dataclasses.replace(start, damping=damping)
-    exact = systems.test_gradients.cpu() @ exact_solutions(systems, cfg.reference_rtol)["solutions"]
+    exact = systems.test_gradients.cpu() @ exact_solutions(systems, rtol=cfg.reference_rtol)["solutions"]
     step_size = cfg.step_size or 1 / (largest + damping)
     found: dict[str, Rows] = {name: [] for name in COLUMNS}
     labels, recipes = [], {}
@@ -125,7 +125,7 @@ def _of_task(task: TrainedTask, cfg: DictConfig) -> dict[str, Rows]:
             counts, key = [*blocks(cfg.num_seeds * num_runs, together)], {"batch_size": batch_size, **settings}
             firsts = itertools.accumulate(counts, initial=0)
             parts = [
-                _scores(task.run, systems, rows, **systems.key, **key, first_run=first, num_runs=count)["scores"]
+                _scores(systems, rows, **key, first_run=first, num_runs=count)["scores"]
                 for first, count in zip(firsts, counts, strict=False)
             ]
             scores = torch.cat(parts).double()
@@ -166,7 +166,6 @@ def recorded_steps(num_steps: int) -> list[int]:
 
 @unit("lissa/fig2_scores", version=2, about="LiSSA, |B| = {batch_size}, {num_runs} runs from {first_run}")
 def _scores(
-    run: Run,
     systems: Systems,
     rows: list[LayerRows] | None,
     /,
@@ -181,7 +180,6 @@ def _scores(
     """Return scores up to sign at the recorded steps, (runs, S, M, K); they may overflow, as Eq. 6 may.
 
     Args:
-        run: counts products.
         systems: whose solutions are approached.
         rows: `rows_of` its matrix; None for one run at a time.
         batch_size: of LiSSA, as are the next two.
@@ -190,7 +188,7 @@ def _scores(
         first_run: number of the first run; each group of runs has batches of its own.
         num_runs: that share their steps.
     """
-    wanted, scores = set(recorded_steps(num_steps)), list[Tensor]()
+    run, wanted, scores = systems.run, set(recorded_steps(num_steps)), list[Tensor]()
     bar = run.progress(num_steps, f"LiSSA {systems.task.label}, |B| = {batch_size}, runs from {first_run}")
 
     def watch(state: LissaState) -> None:

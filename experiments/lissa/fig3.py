@@ -41,7 +41,17 @@ from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence import directional_derivatives, per_example_gradients, similarities
-from curvlab.lab import Computed, ConfigurationError, Run, Target, load_paper_numbers, panels, plots, task_settings
+from curvlab.lab import (
+    Computed,
+    ConfigurationError,
+    Run,
+    Target,
+    load_paper_numbers,
+    panels,
+    plots,
+    task_settings,
+    unit,
+)
 from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, out_of_reach
 from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.claims.intervals import Interval, exact, t_interval
@@ -72,6 +82,7 @@ TARGET = Target(
 
 
 SENTENCES = PAPERS / "lissa" / "sentences.csv"
+MEASURED_BY = ("damping", "damping_ratio", "spectrum", "solver", "columns")  # settings of the similarities
 SEQUENCES_AT_A_TIME = 8  # memory of a product is linear in it, its time is not
 
 
@@ -97,11 +108,11 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         own = OmegaConf.merge(settings, {"model_seed": seed})
         assert isinstance(own, DictConfig)
         task = Task.load(run, name, own).trained()
-        found = _similarities(run, task, own, sentences.text.tolist())
+        found = _similarities(task, sentences=sentences.text.tolist(), **{name: own[name] for name in MEASURED_BY})
         pairs[seed] = sentence_similarity.pair_table(found["gradient"], found["influence"], sentences)
         summary.append({"model_seed": seed} | _summary(task, found, task.perplexities))
         if not lissa and settings.lissa_check is not None:
-            lissa = _check_lissa(run, task, settings.lissa_check, sentences.text.tolist(), found)
+            lissa = _check_lissa(task, settings.lissa_check, sentences.text.tolist(), found)
     run.note(seeds=list(settings.model_seeds))
     table = pd.concat(pairs, names=["model_seed"]).reset_index("model_seed").reset_index(drop=True)
     tables = {
@@ -135,41 +146,31 @@ def _summary(task: TrainedTask, found: dict[str, Any], perplexity: dict[str, flo
     }
 
 
-def _similarities(run: Run, task: TrainedTask, settings: DictConfig, sentences: list[str]) -> dict[str, Any]:
-    """Return the similarities of all sentences for one model, from the store if they are there.
+@unit("lissa/fig3_similarity", version=1, about="similarities by {seed_name}, model seed {model_seed}")
+def _similarities(
+    task: TrainedTask, /, *, sentences: list[str], damping: float | None, damping_ratio: float, **how: Any
+) -> dict[str, Any]:
+    """Return the similarities of all sentences for one model.
 
     gradient, influence: (20, 20) cosines; influences: (20, 20), g_iᵀ (G + damping)⁻¹ g_j; and what `_summary`
     shows.
     """
-    key = task.key | {
-        "sentences": sentences,
-        "damping": settings.damping,
-        "damping_ratio": settings.damping_ratio,
-        "spectrum": OmegaConf.to_container(settings.spectrum),
-        "solver": OmegaConf.to_container(settings.solver, resolve=True),
-        "columns": settings.columns,
-    }
-    about = f"similarities of {task.label}, model seed {settings.model_seed}"
-    measure = partial(_measured, run, task, settings, sentences)
-    return run.unit("lissa/fig3_similarity", key, measure, version=1, about=about)
-
-
-def _measured(run: Run, task: TrainedTask, settings: DictConfig, sentences: list[str]) -> dict[str, Any]:
+    run = task.run
     points = _points(task, sentences)
     op = GaussNewtonOperator(task.model, task.loss, task.train, batch_size=SEQUENCES_AT_A_TIME)
-    generator = run.generator("lissa/fig3", settings.model_seed)
+    generator = run.generator("lissa/fig3", task.settings.model_seed)
     lambda_max, num_matvecs = math.nan, 0  # where nothing asks for it: a basis of a large model is dear
-    if settings.damping is None or settings.lissa_check is not None:
-        top = top_eigenvalues(op, rtol=settings.spectrum.rtol, generator=generator)
+    if damping is None or task.settings.lissa_check is not None:
+        top = top_eigenvalues(op, rtol=how["spectrum"].rtol, generator=generator)
         lambda_max, num_matvecs = float(top.values[0]), top.num_matvecs
-    damping = settings.damping_ratio * lambda_max if settings.damping is None else float(settings.damping)
+    damping = damping_ratio * lambda_max if damping is None else float(damping)
     found = similarities(
         task.model,
         task.loss,
         points,
         op + damping * identity,
-        solver=instantiate(settings.solver),
-        columns=settings.columns,
+        solver=instantiate(how["solver"]),
+        columns=how["columns"],
         generator=generator,
     )
     run.add_matvecs(num_matvecs + found.num_matvecs)
@@ -193,7 +194,7 @@ def _measured(run: Run, task: TrainedTask, settings: DictConfig, sentences: list
 
 
 def _check_lissa(
-    run: Run, task: TrainedTask, settings: DictConfig, sentences: list[str], exact: dict[str, Any]
+    task: TrainedTask, settings: DictConfig, sentences: list[str], exact: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Run LiSSA with the caption's settings at our scale, under both readings of its step size.
 
@@ -205,7 +206,7 @@ def _check_lissa(
     step_size, damping = (paper.get("Fig. 3", "all", name).value for name in ("step_size", "damping"))
     lambda_max = paper.get("Table 1", "OPT", "lambda_max").value
     scaled = {"printed": step_size * lambda_max, "code": step_size / damping * lambda_max}
-    chosen, rows = sentences[: settings.sentences], []
+    number, rows = min(settings.sentences, len(sentences)), []
     for reading in settings.readings:
         setting = {
             "scaled_step_size": scaled[reading],
@@ -213,24 +214,19 @@ def _check_lissa(
             "num_steps": int(settings.num_steps),
             "batch_size": int(settings.batch_size),
         }
-        key = task.key | setting | {"sentences": sentences, "number": len(chosen), "damping": exact["damping"]}
-        measure = partial(_lissa, run, task, sentences, len(chosen), exact, setting)
-        about = f"LiSSA {task.label}, step size as {reading}"
-        found = run.unit("lissa/fig3_lissa", key, measure, version=1, about=about)
+        what = {"sentences": sentences, "number": number, "damping": exact["damping"]}
+        found = _lissa(task, exact["influences"], **what, **setting)
         rows.append({"reading": reading} | setting | found)
     return rows
 
 
-def _lissa(  # noqa: PLR0917
-    run: Run,
-    task: TrainedTask,
-    sentences: list[str],
-    num_chosen: int,
-    exact: dict[str, Any],
-    setting: dict[str, Any],
+@unit("lissa/fig3_lissa", version=1, about="LiSSA, {seed_name}, {num_steps} steps of {step_size:.3g}")
+def _lissa(
+    task: TrainedTask, influences: Tensor, /, *, sentences: list[str], number: int, damping: float, **setting: Any
 ) -> dict[str, Any]:
+    run = task.run
     op = GaussNewtonOperator(task.model, task.loss, task.train, batch_size=SEQUENCES_AT_A_TIME)
-    b = per_example_gradients(task.model, task.loss, _points(task, sentences[:num_chosen])).T
+    b = per_example_gradients(task.model, task.loss, _points(task, sentences[:number])).T
     steps_done = 0
     bar = run.progress(setting["num_steps"], "LiSSA")
 
@@ -244,13 +240,11 @@ def _lissa(  # noqa: PLR0917
     )
     outcome: dict[str, Any] = {"diverged": False, "pearson": math.nan, "relative_error": math.nan}
     try:
-        solution = solver.solve(
-            op + exact["damping"] * identity, b, generator=run.generator("lissa/fig3", "LiSSA")
-        )
+        solution = solver.solve(op + damping * identity, b, generator=run.generator("lissa/fig3", "LiSSA"))
         scores = directional_derivatives(
             task.model, task.loss, _points(task, sentences), solution.x, batch_size=32
         )
-        ours, reference = scores.double().cpu(), exact["influences"][:, :num_chosen]
+        ours, reference = scores.double().cpu(), influences[:, :number]
         outcome["pearson"] = float(np.corrcoef(ours.flatten(), reference.flatten())[0, 1])
         outcome["relative_error"] = float((ours - reference).norm() / reference.norm())
     except DivergenceError:

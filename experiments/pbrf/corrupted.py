@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from sklearn.model_selection import StratifiedKFold
 from torch import Tensor, nn
 
 from curvlab.influence import CorruptedLabels, corrupt_labels, margins, subset_weights
-from curvlab.lab import Run
+from curvlab.lab import Run, unit
 from curvlab.linalg import unflatten
 from curvlab.problem import ModelFunction
 from curvlab.training import evaluate, train, train_ensemble
@@ -60,15 +60,12 @@ class CorruptedTask(Task):
     @cached_property
     def after_training(self) -> dict[str, Any]:
         """Return weights, the mean margin over the epochs (N,), and how well the network does."""
-        about = f"training {self.described}"
-        return self.run.unit("fig6/trained", self.key, partial(_trained, self), version=1, about=about)
+        return _trained(self)
 
     @property
     def cross_validated(self) -> Tensor:
         """Probabilities by networks that did not see the example, (N, C)."""
-        key = self.key | {"num_folds": self.settings.num_folds}
-        about, compute = f"cross-validation of {self.described}", partial(_cross_validated, self)
-        found = self.run.unit("fig6/cross_validated", key, compute, version=1, about=about)
+        found = _cross_validated(self, num_folds=self.settings.num_folds)
         return found["probabilities"].to(self.inputs)
 
     def outputs(self, model: nn.Module) -> Tensor:
@@ -99,7 +96,8 @@ def _hyper(settings: DictConfig) -> dict[str, Any]:
     return {name: settings.training[name] for name in names if name in settings.training}
 
 
-def _trained(task: CorruptedTask) -> dict[str, Any]:
+@unit("fig6/trained", version=1, about="training {seed_name}, seed {network_seed}")
+def _trained(task: CorruptedTask, /, **_: Any) -> dict[str, Any]:
     model, labels = task.initial, task.corrupted.labels
 
     def seen(epoch: int, loss: float) -> dict[str, Tensor]:
@@ -119,11 +117,12 @@ def _trained(task: CorruptedTask) -> dict[str, Any]:
     }
 
 
-def _cross_validated(task: CorruptedTask) -> dict[str, Any]:
+@unit("fig6/cross_validated", version=1, about="cross-validation of {seed_name}, seed {network_seed}")
+def _cross_validated(task: CorruptedTask, /, *, num_folds: int, **_: Any) -> dict[str, Any]:
     """Train a network without each fold, all together on shared batches, and ask it about the fold."""
     generator = task.generator("cross-validation")
     seed = int(torch.randint(2**31 - 1, (), generator=generator))
-    folds = StratifiedKFold(task.settings.num_folds, shuffle=True, random_state=seed)
+    folds = StratifiedKFold(num_folds, shuffle=True, random_state=seed)
     labels = task.corrupted.labels.cpu()
     held_out = [torch.from_numpy(fold) for _, fold in folds.split(labels, labels)]
     kept = torch.ones(len(held_out), len(labels), dtype=torch.bool)

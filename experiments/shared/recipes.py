@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from curvlab.lab import Run, unit
+from curvlab.lab import unit
 from curvlab.solvers import (
     BlockConjugateGradient,
     DivergenceError,
@@ -42,7 +42,7 @@ def compare_recipes(systems: Systems, *, reference_rtol: float, num_seeds: int =
     promised, from the answer), `estimated` (K,) (from its two halves) and `passes` (over the data, a system, with
     its set-up).
     """
-    reference = exact_solutions(systems, reference_rtol)
+    reference = exact_solutions(systems, rtol=reference_rtol)
     key = systems.key | {"reference_rtol": reference_rtol}
     run, about = systems.task.run, f"recipe {systems.described}"
     recipe = run.unit("lissa/recipe", systems.key, partial(_measured, systems), version=1, about=about)
@@ -64,13 +64,10 @@ def compare_recipes(systems: Systems, *, reference_rtol: float, num_seeds: int =
     return result
 
 
-def exact_solutions(systems: Systems, rtol: float) -> dict[str, Any]:
-    """Return `solutions` (P, K) and their largest `residual`, by block CG in double precision; a unit of work."""
-    return _solved(systems.task.run, systems, **systems.key, rtol=rtol)
-
-
 @unit("lissa/exact", version=1, about="exact solutions, damping {damping:.3g}")
-def _solved(run: Run, systems: Systems, /, *, rtol: float, **_: Any) -> dict[str, Any]:
+def exact_solutions(systems: Systems, /, *, rtol: float, **_: Any) -> dict[str, Any]:
+    """Return `solutions` (P, K) and their largest `residual`, by block CG in double precision; a unit of work."""
+    run = systems.run
     bar = run.progress(0, f"exact solutions {systems.task.seed_name}")
     solver = BlockConjugateGradient(rtol, callback=lambda _: bar.update())
     solution = solver.solve(systems.in_double_precision().damped, systems.right_hand_sides.double())

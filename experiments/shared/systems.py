@@ -12,6 +12,7 @@ from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator, HessianOperator
 from curvlab.influence import per_example_gradients
+from curvlab.lab import Run
 from curvlab.linalg import LinearOperator, identity
 from curvlab.problem import stack
 from experiments.shared.task import TrainedTask
@@ -42,6 +43,12 @@ class Systems:
     def at(cls, task: TrainedTask, damping: float, points: Tensor, test: Tensor, **more: Any) -> Self:
         """Return the systems of the places `points` in the task's `train`, and `test` in its test set."""
         return cls(task, damping, stack(task.train, points), stack(task.splits.test, test), **more)
+
+    @property
+    def run(self) -> Run:
+        """The task's."""
+        run: Run = self.task.run
+        return run
 
     @property
     def key(self) -> dict[str, Any]:

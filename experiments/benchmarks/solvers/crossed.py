@@ -39,7 +39,7 @@ def compute(run: Run, tasks: Iterable[tuple[TrainedTask, DictConfig]]) -> dict[s
         points = torch.randperm(task.num_train, generator=generator)[: settings.num_points].sort().values
         damping = settings.damping_ratio * measured["largest_eigenvalue"]
         systems = Systems.at(task, damping, points, torch.arange(1))
-        solutions = exact_solutions(systems, settings.reference_rtol)["solutions"].to(run.device)
+        solutions = exact_solutions(systems, rtol=settings.reference_rtol)["solutions"].to(run.device)
         chosen = lissa_hyperparameters(
             trace=measured["trace"], largest_eigenvalue=measured["largest_eigenvalue"], damping=damping
         )

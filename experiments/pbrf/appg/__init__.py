@@ -26,7 +26,6 @@ systems by the same CG, in chunks of the same size. Seconds are CPU seconds of t
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.lab import Computed, Run, Target, panels, plots, t_interval, task_settings
+from curvlab.lab import Computed, Run, Target, panels, plots, t_interval, task_settings, unit
 from experiments.pbrf.appg.claims import judge  # noqa: F401  this target's
 from experiments.pbrf.appg.formulas import formula_rows
 from experiments.pbrf.appg.seconds import s_test_rows, step_rows
@@ -149,14 +148,12 @@ def _curve_rows(curve: Row) -> list[Row]:
 
 def _formulas(network: Network) -> list[Row]:
     settings: Any = OmegaConf.to_container(network.settings.formulas)
-    key = {"data": network.key["data"], "settings": settings}
-    compute = partial(_formula_unit, network, settings)
-    about = f"Eq. 48 and 49 on linear regression, inputs of {network.label}"
-    found: list[Row] = network.run.unit("pbrf/appg_formulas", key, compute, version=1, about=about)["rows"]
+    found: list[Row] = _formula_unit(network.run, network, data=network.key["data"], settings=settings)["rows"]
     return found
 
 
-def _formula_unit(network: Network, settings: Row) -> Row:
+@unit("pbrf/appg_formulas", version=1, about="Eq. 48 and 49 on linear regression")
+def _formula_unit(_: Run, network: Network, /, *, settings: Row, **_key: Any) -> Row:
     return {"rows": formula_rows(network.train[0].cpu(), settings)}
 
 

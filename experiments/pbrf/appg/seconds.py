@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.influence import directional_derivatives, per_example_gradients
+from curvlab.lab import unit
 from curvlab.linalg import identity
 from curvlab.solvers import ConjugateGradient
 from experiments.pbrf.appg.systems import NetworkSystems
@@ -29,11 +30,9 @@ def step_rows(systems: NetworkSystems) -> list[dict[str, Any]]:
     settings = network.settings.step_time
     rows: list[dict[str, Any]] = []
     for size in settings.num_examples:
-        key = network.key | {"num_examples": size, "num_repeats": settings.num_repeats}
-        key |= {"batch_size": settings.batch_size, "threads": torch.get_num_threads()}
-        compute = partial(_step_cost, network, systems.right_hand_sides[:, :1], size)
-        about = f"cost of a step, {network.label}, N = {size}"
-        found = network.run.unit("pbrf/appg_step_seconds", key, compute, version=2, about=about)
+        key = {"num_examples": size, "num_repeats": settings.num_repeats, "batch_size": settings.batch_size}
+        key |= {"threads": torch.get_num_threads()}
+        found = _step_cost(network, systems.right_hand_sides[:, :1], **key)
         for step, cost in found.items():
             own = {"task": network.label, "step": step, "N": size, "operations": cost["operations"]}
             rows += [own | {"repeat": r, "milliseconds": 1e3 * each} for r, each in enumerate(cost["seconds"])]
@@ -44,11 +43,9 @@ def s_test_rows(systems: NetworkSystems) -> list[dict[str, Any]]:
     """Return one row for each N_test: seconds and products by either side, and how far the scores are apart."""
     network = systems.task
     settings = network.settings.s_test
-    key = systems.task.key | {"damping": systems.damping, "threads": torch.get_num_threads()}
-    key |= {name: settings[name] for name in ("num_points", "rtol", "chunk_size")}
-    key |= {"num_test": list(settings.num_test)}
-    about = f"scores by either side, {systems.described}"
-    found = network.run.unit("pbrf/appg_s_test", key, partial(_both_sides, systems), version=1, about=about)
+    key = {"damping": systems.damping, "threads": torch.get_num_threads()}
+    key |= {name: settings[name] for name in ("num_points", "rtol", "chunk_size", "num_test")}
+    found = _both_sides(network, systems, **key)
     return [{"task": network.label, "seed": network.seed} | row for row in found["rows"]]
 
 
@@ -59,10 +56,11 @@ def seconds_of(work: Callable[[], Any], device: torch.device) -> tuple[float, An
     return clock() - start, found
 
 
-def _step_cost(network: Network, vector: Tensor, size: int) -> dict[str, dict[str, Any]]:
+@unit("pbrf/appg_step_seconds", version=2, about="cost of a step, {seed_name}, N = {num_examples}")
+def _step_cost(network: Network, vector: Tensor, /, *, num_examples: int, **_: Any) -> dict[str, dict[str, Any]]:
     settings = network.settings.step_time
     inputs, targets = network.train
-    places = torch.arange(size, device=targets.device) % len(targets)
+    places = torch.arange(num_examples, device=targets.device) % len(targets)
     matrix = GaussNewtonOperator(network.model, network.loss, (inputs[places], targets[places]))
     generator = network.run.generator("pbrf appg step", network.settings.seed_name)
     steps: dict[str, Callable[[], Tensor]] = {
@@ -86,7 +84,8 @@ def _repeated(step: Callable[[], Any], calls: int) -> None:
         step()
 
 
-def _both_sides(systems: NetworkSystems) -> dict[str, Any]:
+@unit("pbrf/appg_s_test", version=1, about="scores by either side, {seed_name}, seed {network_seed}")
+def _both_sides(_: Network, systems: NetworkSystems, /, **_key: Any) -> dict[str, Any]:
     """Solve for all training points, and for the first N_test test points, and compare scores and seconds."""
     network, settings = systems.in_double_precision().task, systems.task.settings.s_test
     matrix = GaussNewtonOperator(network.model, network.loss, network.train)

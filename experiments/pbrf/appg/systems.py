@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 from hydra.utils import instantiate
 from torch import Tensor
 
+from curvlab.lab import unit
 from curvlab.spectrum import top_eigenvalues
 from experiments.pbrf.networks import Network
 from experiments.shared.systems import Systems
@@ -37,9 +38,7 @@ class NetworkSystems(Systems):
         points = torch.randperm(len(network.train[1]), generator=generator)[: settings.num_points]
         inputs, targets = network.train
         undamped = cls(network, 0.0, (inputs[points], targets[points]), network.test, matrix)
-        key, compute = network.key | {"curvature": matrix}, partial(_spectrum, undamped)
-        about = f"spectrum of {undamped.described}"
-        spectrum = network.run.unit("pbrf/appg_spectrum", key, compute, version=1, about=about)
+        spectrum = _spectrum(network, undamped, curvature=matrix)
         added = float(settings.damping + settings.training.weight_decay)
         damping = added if spectrum["smallest"] + added > 0 else -HESSIAN_MARGIN * spectrum["smallest"]
         return replace(undamped, damping=damping, spectrum=spectrum)
@@ -63,14 +62,12 @@ class NetworkSystems(Systems):
     @cached_property
     def reference(self) -> dict[str, Any]:
         """`solutions` (P, K) in double precision, and their largest relative `residual`."""
-        solver = dict(self.task.settings.reference[self.matrix])
-        about, compute = f"exact solutions {self.described}", partial(_reference, self, solver)
-        key = self.key | {"solver": solver}
-        return self.task.run.unit("pbrf/appg_reference", key, compute, version=1, about=about)
+        return _reference(self, solver=dict(self.task.settings.reference[self.matrix]))
 
 
-def _spectrum(systems: NetworkSystems) -> dict[str, float]:
-    run, network = systems.task.run, systems.task
+@unit("pbrf/appg_spectrum", version=1, about="spectrum of {seed_name}, {curvature}, seed {network_seed}")
+def _spectrum(network: Network, systems: NetworkSystems, /, **_: Any) -> dict[str, float]:
+    run = network.run
     generator = network.generator("pbrf appg spectrum", network.seed)
     largest = top_eigenvalues(systems.operator, 1, rtol=0.01, generator=generator)
     run.add_matvecs(largest.num_matvecs)
@@ -81,7 +78,8 @@ def _spectrum(systems: NetworkSystems) -> dict[str, float]:
     return {"largest": float(largest.values[0]), "smallest": -float(negative.values[0])}
 
 
-def _reference(systems: NetworkSystems, solver: dict[str, Any]) -> dict[str, Any]:
+@unit("pbrf/appg_reference", version=1, about="exact solutions {seed_name}, {curvature}, seed {network_seed}")
+def _reference(systems: NetworkSystems, /, *, solver: dict[str, Any], **_: Any) -> dict[str, Any]:
     exact, network = systems.in_double_precision(), systems.task
     generator = network.generator("pbrf appg reference", network.seed)
     solution = instantiate(solver).solve(exact.damped, exact.right_hand_sides, generator=generator)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
+from curvlab.lab import unit
 from curvlab.linalg import DerivedOperator, LinearOperator
 from curvlab.solvers import (
     BlockConjugateGradient,
@@ -41,17 +41,16 @@ def trajectory(systems: NetworkSystems, method: str) -> dict[str, Any]:
     """
     settings = systems.task.settings
     own = {name: settings[name] for name in ("cg", "lissa")}
-    key = systems.key | {"method": method, "reference": dict(settings.reference[systems.matrix])}
+    key = {"method": method, "reference": dict(settings.reference[systems.matrix])}
     key |= {"settings": dict(own["lissa"] if method.startswith("lissa") else own["cg"])}
-    about = f"{METHODS[method]}, {systems.described}"
-    compute = partial(_trajectory, systems, method, systems.reference["solutions"])
-    return systems.task.run.unit("pbrf/appg_trajectory", key, compute, version=1, about=about)
+    return _trajectory(systems, systems.reference["solutions"], **key)
 
 
-def _trajectory(systems: NetworkSystems, method: str, reference: Tensor) -> dict[str, Any]:
+@unit("pbrf/appg_trajectory", version=1, about="{method}, {seed_name}, {curvature}, seed {network_seed}")
+def _trajectory(systems: NetworkSystems, exact: Tensor, /, *, method: str, **_: Any) -> dict[str, Any]:
     gradients = systems.test_gradients.double()
-    curve = Trajectory(reference.to(gradients), gradients)
-    settings, run = systems.task.settings, systems.task.run
+    curve = Trajectory(exact.to(gradients), gradients)
+    settings, run = systems.task.settings, systems.run
     generator = run.generator("pbrf appg", settings.seed_name, systems.task.seed, systems.matrix, method)
     if method == "lissa":
         return _lissa(systems, curve, settings.lissa, generator)

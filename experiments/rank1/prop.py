@@ -146,7 +146,7 @@ def _row(
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the figures: measured over stated error against n, for S with both meanings of λmax, and for D."""
     table = computed["table"]
-    table = table.assign(spectrum=table.spectrum.str.replace("_", " "))
+    table = table.assign(spectrum=table.spectrum.str.split(" ").str[0])  # "logistic" without its data
     plain = table[table.delta == 0]
     symmetrised = plain[plain.form == "S"]
     figure, axes = plots.figure(1, 2, panel_size=(3.95, 3.6))

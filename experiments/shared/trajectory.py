@@ -1,4 +1,4 @@
-"""Iterates of a solver beside exact solutions: relative errors, and correlations of the scores that they give."""
+"""Iterates of a solver beside exact solutions, by the products that they took."""
 
 from __future__ import annotations
 
@@ -8,7 +8,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from curvlab.linalg import DerivedOperator, LinearOperator
 from experiments.shared.stats import correlation
+
+
+@dataclass
+class Counter:
+    """Work so far, one unit for each product of one vector with the matrix of the whole data."""
+
+    work: float = 0.0
+
+
+class CountedOperator(DerivedOperator):
+    """An operator whose products are counted, each as `weight`; it has no batches."""
+
+    def __init__(self, operator: LinearOperator, counter: Counter, *, weight: float = 1.0) -> None:
+        super().__init__(operator)
+        self.counter, self.weight = counter, weight
+
+    def matmat(self, vectors: Tensor) -> Tensor:
+        """Return A V."""
+        self.counter.work += self.weight * vectors.shape[1]
+        return self.origin.matmat(vectors)
+
+    @property
+    def is_psd(self) -> bool:
+        """As the operator counted."""
+        return self.origin.is_psd
+
+    @property
+    def damping(self) -> float:
+        """As the operator counted."""
+        return self.origin.damping
 
 
 @dataclass

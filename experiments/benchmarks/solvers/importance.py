@@ -30,6 +30,7 @@ from curvlab.solvers.lissa import LissaState
 from experiments.benchmarks.solvers.preconditioners import fitted_systems, systems_key
 from experiments.shared.systems import Systems
 from experiments.shared.task import TrainedTask
+from experiments.shared.trajectory import Stride
 
 GROWTH = 1.3  # between recorded steps
 PAST_DIVERGENCE = 6  # a run that diverges is shown for so many times the steps until that is noticed
@@ -201,13 +202,11 @@ class _Recorder:
         self.solutions = solutions
         self.steps: list[int] = []
         self.errors: list[float] = []
-        self._next = 1.0
+        self._stride = Stride(GROWTH)
 
     def __call__(self, state: LissaState) -> None:
-        step = state.num_steps
-        if step >= self._next:
-            self._next = max(step + 1, step * GROWTH)
-            self.steps.append(step)
+        if self._stride.wants(state.num_steps):
+            self.steps.append(state.num_steps)
             self.errors.append(self.error(state.x))
 
     def error(self, u: Tensor) -> float:

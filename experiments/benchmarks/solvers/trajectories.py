@@ -18,7 +18,6 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from curvlab import solvers
-from curvlab.curvature import GaussNewtonOperator
 from curvlab.lab import Computed, Run, panels, plots
 from curvlab.linalg import LinearOperator, identity
 from curvlab.problem import stack
@@ -26,9 +25,9 @@ from curvlab.solvers import BlockConjugateGradient
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
 from experiments.benchmarks.solvers.chebyshev import Chebyshev
 from experiments.shared.gauges import work_clock
-from experiments.shared.stats import column_correlations
 from experiments.shared.systems import Systems
 from experiments.shared.task import TrainedTask
+from experiments.shared.trajectory import CountedOperator, Counter, Stride, Trajectory
 
 GROWTH = 1.25  # between steps at which the iterate is looked at
 LABELS = {
@@ -47,56 +46,36 @@ LABELS = {
 INDEPENDENT = ("lissa_recipe", "lissa_auto", "chebyshev", "cg", "ekfac_cg")
 
 
-# ------------------------------------------------------------------------------------ counting
-@dataclass
-class Counter:
-    """Work so far, one unit for each product of one vector with the matrix of the whole data."""
-
-    work: float = 0.0
-
-
-class CountedOperator(LinearOperator):
-    """A curvature matrix that counts its products, and those of its batches by their share of the data."""
-
-    def __init__(self, operator: GaussNewtonOperator, counter: Counter, *, weight: float = 1.0) -> None:
-        super().__init__(operator.shape[0], dtype=operator.dtype, device=operator.device)
-        self.operator, self.counter, self.weight = operator, counter, weight
-
-    def matmat(self, vectors: Tensor) -> Tensor:
-        """Return A V."""
-        self.counter.work += self.weight * vectors.shape[1]
-        return self.operator.matmat(vectors)
+# ------------------------------------------------------------------------------------ watching
+class CountedMatrix(CountedOperator):
+    """A Gauss-Newton matrix, products of whose batches are counted by their share of the data."""
 
     # Batches are uniform here.
     def sample(  # type: ignore[override]
         self, batch_size: int, generator: torch.Generator | None = None
-    ) -> CountedOperator:
+    ) -> CountedMatrix:
         """Return a batch, whose products count batch_size / N."""
-        weight = batch_size / self.operator.num_examples
-        return CountedOperator(self.operator.sample(batch_size, generator), self.counter, weight=weight)
-
-    @property
-    def is_psd(self) -> bool:
-        """As the operator counted."""
-        return self.operator.is_psd
+        whole: Any = self.origin
+        weight = batch_size / whole.num_examples
+        return CountedMatrix(whole.sample(batch_size, generator), self.counter, weight=weight)
 
 
 @dataclass
 class Recorder:
-    """Compares iterates with the reference at steps 1, 2, 3, ..., growing by a quarter; that time is not counted.
+    """Watches a solver: its iterates at growing steps, work and seconds, without those of the comparison.
 
     Attributes:
         counter: of the products.
-        reference: (P, R), solutions of the first R systems.
-        point_gradients: (M, P), of training losses; products with a solution are influence scores, up to sign.
+        trajectory: beside the solutions of the systems that have one, the first.
+        clock: of the seconds.
+        seconds: of each recorded iterate.
     """
 
     counter: Counter
-    reference: Tensor
-    point_gradients: Tensor
+    trajectory: Trajectory
     clock: Callable[[], float]
-    rows: list[dict[str, float | Tensor]] = field(default_factory=list)
-    _next: float = 1.0
+    seconds: list[float] = field(default_factory=list)
+    _stride: Stride = field(default_factory=lambda: Stride(GROWTH))
     _paused: float = 0.0
     _start: float = field(default=math.nan)
 
@@ -106,20 +85,14 @@ class Recorder:
 
     def __call__(self, state: Any) -> None:
         """Look at the iterate if it is time."""
-        if (step := state.num_steps) < self._next:
-            return
-        self._next = max(step + 1, step * GROWTH)
-        self.record(state.x)
+        if self._stride.wants(state.num_steps):
+            self.record(state.x)
 
     def record(self, x: Tensor) -> None:
-        """Add a row: work, seconds, error and correlation of each system."""
+        """Compare an iterate of all systems."""
         now = self.clock()
-        row: dict[str, float | Tensor] = {"work": self.counter.work, "seconds": now - self._start - self._paused}
-        x = x[:, : self.reference.shape[1]].to(self.reference)
-        reference = self.reference[:, : x.shape[1]]
-        row["errors"] = (x - reference).norm(dim=0) / reference.norm(dim=0)
-        row["correlations"] = column_correlations(self.point_gradients @ x, self.point_gradients @ reference)
-        self.rows.append(row)
+        self.seconds.append(now - self._start - self._paused)
+        self.trajectory.add(self.counter.work, x[:, : self.trajectory.reference.shape[1]])
         self._paused += self.clock() - now
 
 
@@ -143,9 +116,9 @@ class CountedSystems:
     nystrom_rank: int
 
     @property
-    def operator(self) -> CountedOperator:
+    def operator(self) -> CountedMatrix:
         """G, whose products are counted."""
-        return CountedOperator(self.systems.operator, self.recorder.counter)  # type: ignore[arg-type]  # Gauss-Newton
+        return CountedMatrix(self.systems.operator, self.recorder.counter)
 
     def inverse(self, preconditioner: solvers.Rows | solvers.Ekfac, generator: torch.Generator) -> LinearOperator:
         """Return the built preconditioner; it reads the model's layers, so what it costs is added by hand."""
@@ -276,15 +249,14 @@ def _trajectory(
 ) -> dict[str, Any]:
     """Return how a method ended, and work, seconds, errors and correlations of its recorded iterates."""
     run, gradients = systems.task.run, systems.test_gradients
-    recorder = Recorder(Counter(), reference.to(gradients), gradients, work_clock(run.device))
+    trajectory = Trajectory(reference[:, :num].to(gradients), gradients)
+    recorder = Recorder(Counter(), trajectory, work_clock(run.device))
     b = systems.right_hand_sides[:, :num].contiguous()
     counted = CountedSystems(systems, b, recorder, settings.rtol, settings.nystrom_rank)
     systems.operator @ b[:, :1]  # what PyTorch loads for a first product is no method's
     outcome = solve(counted, method, run.generator("solvers", systems.task.seed_name, method))
     run.add_matvecs(int(recorder.counter.work))
-    columns = {name: [row[name] for row in recorder.rows] for name in ("work", "seconds")}
-    stacked = {n: torch.stack([row[n] for row in recorder.rows]) for n in ("errors", "correlations")}  # type: ignore[misc]
-    return outcome | columns | stacked
+    return outcome | trajectory.as_tensors() | {"seconds": recorder.seconds}
 
 
 def _rows(shared: dict[str, Any], num: int, found: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from curvlab.lab import unit
-from curvlab.linalg import DerivedOperator, LinearOperator
 from curvlab.solvers import (
     BlockConjugateGradient,
     ConjugateGradient,
@@ -22,7 +21,7 @@ from curvlab.solvers import (
 from curvlab.solvers.lissa import LissaState
 from experiments.pbrf.appg.systems import NetworkSystems
 from experiments.pbrf.solvers import SCALES
-from experiments.shared.trajectory import Stride, Trajectory
+from experiments.shared.trajectory import CountedOperator, Counter, Stride, Trajectory
 
 GROWTH = 1.25  # between the steps whose iterates are looked at
 METHODS = {
@@ -62,12 +61,12 @@ def _trajectory(systems: NetworkSystems, exact: Tensor, /, *, method: str, **_: 
 def _krylov(
     systems: NetworkSystems, method: str, curve: Trajectory, settings: DictConfig, generator: torch.Generator
 ) -> dict[str, Any]:
-    counted, stride = CountedOperator(systems.damped), Stride(GROWTH)
+    counter, stride = Counter(), Stride(GROWTH)
     size, num = systems.right_hand_sides.shape
 
     def watch(state: Any) -> None:
         if stride.wants(state.num_steps):
-            curve.add(counted.num_products / num, state.x)
+            curve.add(counter.work / num, state.x)
 
     limits: dict[str, Any] = {"rtol": settings.rtol, "max_steps": settings.max_steps}
     solver: Any = {
@@ -77,6 +76,7 @@ def _krylov(
             default_solver(size, num, rtol=settings.rtol), max_steps=settings.max_steps, callback=watch
         ),
     }[method]
+    counted = CountedOperator(systems.damped, counter)
     solution = solver.solve(counted, systems.right_hand_sides, generator=generator)
     systems.task.run.add_matvecs(solution.num_matvecs)
     return {"curves": {METHODS[method]: curve.as_tensors()}, "residual": float(solution.residual.max())}
@@ -142,29 +142,6 @@ def _lissa_auto(systems: NetworkSystems, curve: Trajectory, generator: torch.Gen
     curve.add(set_up + solver.num_steps * solver.batch_size / size, solution.x)
     sizes = {"batch_size": solver.batch_size, "num_steps": solver.num_steps, "scale": 1 / solver.step_size}
     return {"curves": {METHODS["lissa_auto"]: curve.as_tensors()}, "tried": []} | sizes
-
-
-class CountedOperator(DerivedOperator):
-    """An operator that counts its products, one for each vector."""
-
-    def __init__(self, operator: LinearOperator) -> None:
-        super().__init__(operator)
-        self.num_products = 0
-
-    def matmat(self, vectors: Tensor) -> Tensor:
-        """Return A V."""
-        self.num_products += vectors.shape[1]
-        return self.origin.matmat(vectors)
-
-    @property
-    def is_psd(self) -> bool:
-        """As the operator counted."""
-        return self.origin.is_psd
-
-    @property
-    def damping(self) -> float:
-        """As the operator counted."""
-        return self.origin.damping
 
 
 def recorded_steps(num_steps: int) -> list[int]:

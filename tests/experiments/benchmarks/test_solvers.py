@@ -26,7 +26,8 @@ from experiments.benchmarks.solvers.importance import (
     shares,
 )
 from experiments.benchmarks.solvers.operations import MORE, Operations
-from experiments.benchmarks.solvers.trajectories import LABELS, CountedOperator, Counter, Recorder
+from experiments.benchmarks.solvers.trajectories import LABELS, CountedMatrix, Recorder
+from experiments.shared.trajectory import Counter, Trajectory
 from tests.refusals import refuses
 
 
@@ -141,7 +142,7 @@ def test_one_run_gives_what_runs_of_each_length_give(of_eight: GaussNewtonOperat
 # ------------------------------------------------------------------------------------ counting
 def test_work_is_counted_in_shares_of_the_data(of_eight: GaussNewtonOperator) -> None:
     op, counter = of_eight, Counter()
-    counted = CountedOperator(op, counter)
+    counted = CountedMatrix(op, counter)
     vectors = torch.randn(8, 5)
     torch.testing.assert_close(counted @ vectors, op @ vectors)
     assert counter.work == 5
@@ -154,12 +155,12 @@ def test_work_is_counted_in_shares_of_the_data(of_eight: GaussNewtonOperator) ->
 
 def test_recorder_leaves_out_its_own_time() -> None:
     ticks = iter([0.0, 3.0, 10.0, 12.0, 20.0])
-    recorder = Recorder(Counter(), torch.ones(4, 2), torch.eye(4), lambda: next(ticks))
+    recorder = Recorder(Counter(), Trajectory(torch.ones(4, 2), torch.eye(4)), lambda: next(ticks))
     recorder.start()
     recorder(SimpleNamespace(num_steps=1, x=torch.ones(4, 2) * 1.5))  # at 3, busy until 10
     recorder.record(torch.ones(4, 2))  # at 12
-    assert [row["seconds"] for row in recorder.rows] == [3.0, 5.0]
-    torch.testing.assert_close(recorder.rows[0]["errors"], torch.full((2,), 0.5))
+    assert recorder.seconds == [3.0, 5.0]
+    torch.testing.assert_close(recorder.trajectory.as_tensors()["errors"][0], torch.full((2,), 0.5))
 
 
 def test_deviation_of_a_batchs_trace_by_formula_and_by_enumeration() -> None:

@@ -19,8 +19,9 @@ from experiments.pbrf.appg.formulas import mean_of_inverses, mean_of_products, n
 from experiments.pbrf.appg.seconds import s_test_rows
 from experiments.pbrf.appg.summary import at_cost, cost_to, geometric
 from experiments.pbrf.appg.systems import NetworkSystems
-from experiments.pbrf.appg.trajectories import CountedOperator, recorded_steps
+from experiments.pbrf.appg.trajectories import recorded_steps
 from experiments.pbrf.networks import load_network
+from experiments.shared.trajectory import CountedOperator, Counter
 
 from .dense_mlp import dense_gauss_newton, dense_hessian
 
@@ -66,10 +67,11 @@ def test_powers_of_one_batch_tend_to_the_mean_of_inverses() -> None:
 
 # ------------------------------------------------------------------ costs
 def test_products_are_counted_for_each_vector() -> None:
-    counted = CountedOperator(DenseOperator(torch.eye(3)))
+    counter = Counter()
+    counted = CountedOperator(DenseOperator(torch.eye(3)), counter)
     counted @ torch.ones(3)
     counted @ torch.ones(3, 5)
-    assert counted.num_products == 6
+    assert counter.work == 6
     steps = recorded_steps(100)
     assert steps[:4] == [1, 2, 3, 4]
     assert steps[-1] == 100

@@ -1,4 +1,4 @@
-"""Conditions of a timing: clocks, memory, the number of threads, the load of the machine."""
+"""Conditions of a timing: clocks, memory, threads, the load of the machine, and the products of a step alone."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import ctypes
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 Compute = Callable[[], Any]
 
@@ -41,6 +43,45 @@ def kernel_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+class LayerProducts:
+    """The matrix products of a training step of K copies of an MLP, without anything around them.
+
+    Of one layer and batch (B, I) x (I, O) after the other: outputs, weight gradient, and, but for the first layer,
+    input gradient; (K, B, I) x (K, I, O) for all copies. The first layer's inputs are shared by all of them.
+    """
+
+    def __init__(self, model: nn.Module, batch_size: int, num_copies: int = 1) -> None:
+        linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+        sizes = [linear[0].in_features, *(layer.out_features for layer in linear)]
+        like = linear[0].weight
+        generator = torch.Generator(like.device).manual_seed(0)
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
+
+        self.inputs = draw(batch_size, sizes[0])
+        self.values = [draw(num_copies, batch_size, size) for size in sizes[1:]]
+        self.weights = [draw(num_copies, a, b) for a, b in pairwise(sizes)]
+
+    def in_a_loop(self) -> None:
+        """Copy by copy."""
+        for k in range(len(self.weights[0])):
+            self._of([value[k] for value in self.values], [weight[k] for weight in self.weights])
+
+    def batched(self) -> None:
+        """All copies in one product."""
+        self._of(self.values, self.weights)
+
+    def _of(self, values: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+        for index, (before, weight, after) in enumerate(
+            zip((self.inputs, *values), weights, values, strict=False)
+        ):
+            before @ weight
+            before.mT @ after
+            if index > 0:
+                after @ weight.mT
 
 
 def load_average() -> float | None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import pandas as pd
@@ -26,7 +25,7 @@ from curvlab.lab.claims import ClaimResult, ClaimSheet, exact, t_interval
 from curvlab.lab.claims import judge as verdict
 from curvlab.linalg import flatten
 from curvlab.training import shuffled_batches, train, train_ensemble
-from experiments.shared.gauges import kernel_threads, work_clock
+from experiments.shared.gauges import LayerProducts, kernel_threads, work_clock
 from experiments.shared.stats import in_columns
 from experiments.shared.task import DTYPES, Task
 
@@ -253,7 +252,7 @@ def floor_seconds(
 
     The update is SGD with momentum, of as many parameters as all copies have.
     """
-    products = _Products(network, num_copies)
+    products = LayerProducts(network.initial, len(network.batches[0]), num_copies)
     like = products.inputs
     moved = torch.zeros(num_copies, network.num_parameters, dtype=like.dtype, device=like.device)
     moved.grad = torch.zeros_like(moved)
@@ -267,45 +266,6 @@ def floor_seconds(
             work()
         found[name] = (clock() - start) / num_steps / num_copies
     return found
-
-
-class _Products:
-    """Those of a step of K copies, one layer and batch (B, I) x (I, O) after the other.
-
-    Outputs, weight gradient, and, but for the first layer, input gradient; (K, B, I) x (K, I, O) for all copies.
-    The first layer's inputs are shared by all of them, as in `train_ensemble`.
-    """
-
-    def __init__(self, network: Network, num_copies: int) -> None:
-        linear = [module for module in network.initial.modules() if isinstance(module, nn.Linear)]
-        sizes = [linear[0].in_features, *(layer.out_features for layer in linear)]
-        like, batch = linear[0].weight, len(network.batches[0])
-        generator = torch.Generator(like.device).manual_seed(0)
-
-        def draw(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
-
-        self.inputs = draw(batch, sizes[0])
-        self.values = [draw(num_copies, batch, size) for size in sizes[1:]]
-        self.weights = [draw(num_copies, a, b) for a, b in pairwise(sizes)]
-
-    def in_a_loop(self) -> None:
-        """Copy by copy."""
-        for k in range(len(self.weights[0])):
-            self._of([value[k] for value in self.values], [weight[k] for weight in self.weights])
-
-    def batched(self) -> None:
-        """All copies in one product."""
-        self._of(self.values, self.weights)
-
-    def _of(self, values: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
-        for index, (before, weight, after) in enumerate(
-            zip((self.inputs, *values), weights, values, strict=False)
-        ):
-            before @ weight
-            before.mT @ after
-            if index > 0:
-                after @ weight.mT
 
 
 CLAIMS = ("faster-together", "same-parameters", "timed-halves")

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 from typing import Any, cast
 
 import pandas as pd
@@ -24,7 +24,7 @@ from curvlab.sampling import LLC, default_nbeta, effective_sample_size, estimate
 from curvlab.sampling.diagnostics import problems_of, standard_error
 from experiments.benchmarks.llc import default_sampler, polynomials
 from experiments.benchmarks.llc.devinterp_chains import available, devinterp_traces
-from experiments.shared.gauges import kernel_threads, load_average
+from experiments.shared.gauges import LayerProducts, kernel_threads, load_average
 from experiments.shared.stats import mean
 from experiments.shared.task import Task, TrainedTask
 
@@ -132,22 +132,11 @@ def _floor(task: TrainedTask, setting: Setting, num_threads: int) -> dict[str, A
 def floor_seconds(model: nn.Module, setting: Mapping[str, Any], *, num_steps: int) -> dict[str, float]:
     """Return seconds, on the clock and of all cores, of the matrix products and the normals alone.
 
-    Scaled up from `num_steps` steps. Products of one step and layer (B, I) x (I, O): outputs, weight gradient, and
-    input gradient but for the first.
+    Scaled up from `num_steps` steps.
     """
-    layers = [m.weight for m in model.modules() if isinstance(m, nn.Linear)]
-    sizes = [int(layers[0].shape[1]), *(int(weight.shape[0]) for weight in layers)]
+    products = LayerProducts(model, setting["batch_size"]).in_a_loop
     generator = torch.Generator().manual_seed(0)
-    values = [torch.randn(setting["batch_size"], size, generator=generator) for size in sizes]
-    weights = [torch.randn(a, b, generator=generator) for a, b in pairwise(sizes)]
     noise = torch.empty(sum(parameter.numel() for parameter in model.parameters()))
-
-    def products() -> None:
-        for index, weight in enumerate(weights):
-            values[index] @ weight
-            values[index].T @ values[index + 1]
-            if index > 0:
-                values[index + 1] @ weight.T
 
     def normals() -> None:
         noise.normal_(0.0, 1.0, generator=generator)

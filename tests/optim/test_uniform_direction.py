@@ -20,6 +20,7 @@ from curvlab.optim import (
     steps_bound,
     unit_directions,
 )
+from tests.matrices import with_spectrum
 from tests.refusals import refuses
 
 
@@ -177,8 +178,7 @@ SPECTRA = {
 
 
 def hessian(name: str, size: int, generator: torch.Generator) -> Tensor:
-    basis = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64, generator=generator)).Q
-    return basis @ torch.diag(torch.tensor(SPECTRA[name][:size], dtype=torch.float64)) @ basis.T
+    return with_spectrum(torch.tensor(SPECTRA[name][:size], dtype=torch.float64), generator)
 
 
 def dense_estimates(matrix: Tensor, directions: Tensor, *, symmetrize: bool) -> Tensor:

@@ -4,8 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from curvlab.linalg import DenseOperator
-
 
 def example_matrices(kind: str, *, num_examples: int, size: int, seed: int = 0) -> Tensor:
     """(N, P, P), fp64, positive semi-definite examples a_n a_nᵀ with different tails."""
@@ -28,20 +26,3 @@ def examples(request: pytest.FixtureRequest) -> Tensor:
 @pytest.fixture(scope="session")
 def build_examples() -> Callable[..., Tensor]:
     return example_matrices
-
-
-class CountingOperator(DenseOperator):
-    """Counts the columns of its full products."""
-
-    def __init__(self, matrix: Tensor) -> None:
-        super().__init__(matrix)
-        self.columns = 0
-
-    def matmat(self, vectors: Tensor) -> Tensor:
-        self.columns += vectors.shape[1]
-        return super().matmat(vectors)
-
-
-@pytest.fixture
-def counting_operator() -> type[CountingOperator]:
-    return CountingOperator

@@ -21,6 +21,7 @@ from curvlab.solvers import (
 from curvlab.solvers.gradient_flow import KrylovSpace
 from curvlab.solvers.preconditioners import plan_rows, predicted_steps
 from curvlab.spectrum import top_eigenvalues
+from tests.matrices import CountingOperator, with_spectrum
 from tests.refusals import refuses
 
 
@@ -35,8 +36,7 @@ def test_nystrom_for_several_right_hand_sides_of_a_large_matrix() -> None:
 def test_fewer_products_than_block_cg_alone(generator: torch.Generator) -> None:
     # Some large eigenvalues and a tail down to the damping, as in trained networks.
     eigenvalues = torch.cat([torch.logspace(0, -2, 50), torch.logspace(-2, -4, 1450)]).double()
-    basis, _ = torch.linalg.qr(torch.randn(1500, 1500, generator=generator, dtype=torch.float64))
-    matrix = (basis * eigenvalues) @ basis.T
+    matrix = with_spectrum(eigenvalues, generator)
     damped = DenseOperator(matrix) + 1e-4 * identity
     b = torch.randn(1500, 10, generator=generator, dtype=torch.float64)
     alone = BlockConjugateGradient().solve(damped, b)
@@ -314,8 +314,8 @@ def test_equals_the_dense_filter(build_examples, generator, num_columns: int, ti
         assert float(solution.residual.max()) <= rtol
 
 
-def test_columns_share_their_products(counting_operator, build_examples, generator) -> None:
-    operator = counting_operator(build_examples("decaying", num_examples=300, size=120).mean(0))
+def test_columns_share_their_products(build_examples, generator) -> None:
+    operator = CountingOperator(build_examples("decaying", num_examples=300, size=120).mean(0))
     operator_is_psd = DenseOperator(operator.matrix, is_psd=True)
     b = torch.randn(120, 8, generator=generator, dtype=FP64)
     together = TrainingFilter(1000.0).solve(operator + 1e-9 * identity, b)

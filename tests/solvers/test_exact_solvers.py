@@ -17,20 +17,18 @@ from curvlab.solvers import (
     MinimumResidual,
     Nystrom,
 )
+from tests.matrices import CountingOperator, with_spectrum
 from tests.refusals import refuses
 
 
 def spd(size: int, condition: float, *, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    basis, _ = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
-    matrix = basis * torch.logspace(0, -torch.tensor(condition).log10().item(), size).double() @ basis.T
-    return (matrix + matrix.T) / 2
+    return with_spectrum(torch.logspace(0, -torch.tensor(condition).log10().item(), size), seed)
 
 
 @pytest.mark.parametrize("rtol", [1e-1, 1e-4, 1e-9])
-def test_reaches_rtol_and_counts_every_product(counting_operator, generator, rtol: float) -> None:
+def test_reaches_rtol_and_counts_every_product(generator, rtol: float) -> None:
     matrix = spd(80, 1e3)
-    operator = counting_operator(matrix)
+    operator = CountingOperator(matrix)
     b = torch.randn(80, 5, generator=generator, dtype=torch.float64)
     b[:, 3] = 0
     b[:, 4] = torch.linalg.eigh(matrix).eigenvectors[:, 0]  # done after one step: must not be multiplied on
@@ -45,11 +43,10 @@ def test_reaches_rtol_and_counts_every_product(counting_operator, generator, rto
 
 def test_finishes_in_as_many_steps_as_distinct_eigenvalues(generator) -> None:
     values = torch.cat([torch.full((20,), v) for v in (1.0, 4.0, 9.0)]).double()
-    basis, _ = torch.linalg.qr(torch.randn(60, 60, generator=generator, dtype=torch.float64))
-    steps = []
+    matrix, steps = with_spectrum(values, generator), []
     solver = ConjugateGradient(rtol=1e-10, callback=lambda state: steps.append(state.relative_residuals))
     b = torch.randn(60, generator=generator, dtype=torch.float64)
-    assert solver.solve(DenseOperator((basis * values) @ basis.T), b).converged
+    assert solver.solve(DenseOperator(matrix), b).converged
     assert len(steps) == 3
     assert steps[0].shape == (1,)
     assert float(steps[-1]) <= 1e-10 < float(steps[-2])
@@ -65,9 +62,9 @@ def test_exact_preconditioner_needs_one_step(generator) -> None:
     assert solution.converged
 
 
-def test_warm_start(counting_operator, generator) -> None:
+def test_warm_start(generator) -> None:
     matrix = spd(60, 1e3)
-    operator = counting_operator(matrix)
+    operator = CountingOperator(matrix)
     b = torch.randn(60, 2, generator=generator, dtype=torch.float64)
     truth = torch.linalg.solve(matrix, b)
     solution = ConjugateGradient(rtol=1e-6).solve(operator, b, x0=truth)
@@ -76,8 +73,8 @@ def test_warm_start(counting_operator, generator) -> None:
     refuses("x0 has shape", ConjugateGradient().solve, operator, b, x0=truth[:, 0])
 
 
-def test_step_limit_is_kept_and_told(counting_operator) -> None:
-    operator = counting_operator(spd(80, 1e4))
+def test_step_limit_is_kept_and_told() -> None:
+    operator = CountingOperator(spd(80, 1e4))
     solution = ConjugateGradient(rtol=1e-8, max_steps=5).solve(operator, torch.ones(80, dtype=torch.float64))
     assert not solution.converged
     assert solution.num_matvecs == operator.columns == 5 + 1
@@ -144,19 +141,16 @@ def test_indefinite_matrices_and_preconditioners_are_refused(solver: type[Conjug
 # ----------------------------------------------------------------------------------------
 def outliers(size: int = 200, count: int = 40, *, dtype: torch.dtype = torch.float64) -> Tensor:
     """Eigenvalues 1, ..., 1e-2 (count of them), the others 0: a trained network's shape."""
-    generator = torch.Generator().manual_seed(0)
-    basis, _ = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
-    matrix = basis[:, :count] * torch.logspace(0, -2, count).double() @ basis[:, :count].T
-    return ((matrix + matrix.T) / 2).to(dtype)
+    return with_spectrum(torch.cat([torch.logspace(0, -2, count), torch.zeros(size - count)])).to(dtype)
 
 
 def block(size: int, width: int, *, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(size, width, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
 
 
-def test_columns_share_what_they_find(counting_operator) -> None:
+def test_columns_share_what_they_find() -> None:
     """In exact arithmetic 40 outliers and one cluster take (40 + 1) / 10 steps of a block of 10, rounded up."""
-    op = counting_operator(outliers())
+    op = CountingOperator(outliers())
     steps: list[int] = []
     solver = BlockConjugateGradient(rtol=1e-8, callback=lambda state: steps.append(state.num_steps))
     solution = solver.solve(op + 1e-3 * identity, block(200, 10))
@@ -167,8 +161,8 @@ def test_columns_share_what_they_find(counting_operator) -> None:
     assert solution.num_matvecs < separate.num_matvecs / 4
 
 
-def test_one_column_is_conjugate_gradients(counting_operator) -> None:
-    op = counting_operator(outliers()) + 1e-2 * identity
+def test_one_column_is_conjugate_gradients() -> None:
+    op = CountingOperator(outliers()) + 1e-2 * identity
     b = block(200, 1)[:, 0]
     histories: list[list[float]] = [[], []]
     for solver, history in zip((BlockConjugateGradient, ConjugateGradient), histories, strict=True):
@@ -222,10 +216,9 @@ def test_states_the_residual_that_it_reached() -> None:
 
 # --- MINRES where conjugate gradients refuse: against the dense solution and SciPy's iterates
 def indefinite(size: int, generator: torch.Generator) -> torch.Tensor:
-    basis = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))[0]
     eigenvalues = torch.linspace(0.5, 3.0, size, dtype=torch.float64)
     eigenvalues[::3] *= -1
-    return basis @ torch.diag(eigenvalues) @ basis.T
+    return with_spectrum(eigenvalues, generator)
 
 
 def test_solves_indefinite_systems_and_states_the_residual(generator: torch.Generator) -> None:

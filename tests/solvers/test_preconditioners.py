@@ -20,16 +20,14 @@ from curvlab.solvers import (
     Nystrom,
     Rows,
 )
+from tests.matrices import with_spectrum
 from tests.refusals import refuses
 
 DAMPING = 1e-4
 
 
 def decaying(size: int, *, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    basis, _ = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
-    matrix = basis * torch.arange(1, size + 1).double() ** -2 @ basis.T
-    return (matrix + matrix.T) / 2
+    return with_spectrum(torch.arange(1, size + 1).double() ** -2, seed)
 
 
 def test_full_rank_is_the_inverse(generator) -> None:

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.matrices import with_spectrum
+
 SPECTRA: dict[str, Callable[[int], Tensor]] = {
     "flat": lambda n: torch.full((n,), 2.0),
     "nearly flat": lambda n: torch.linspace(1.0, 2.0, n).double(),
@@ -14,21 +16,12 @@ SPECTRA: dict[str, Callable[[int], Tensor]] = {
 }
 
 
-def with_spectrum(eigenvalues: Tensor, *, seed: int) -> Tensor:
-    """Dense symmetric matrix with these eigenvalues and random eigenvectors."""
-    generator = torch.Generator().manual_seed(seed)
-    size = len(eigenvalues)
-    basis, _ = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
-    matrix = basis @ torch.diag(eigenvalues.double()) @ basis.T
-    return (matrix + matrix.T) / 2
-
-
 @pytest.fixture(params=[name for name in SPECTRA if name != "nearly flat"])
 def matrix(request: pytest.FixtureRequest) -> Tensor:
     """(60, 60), fp64, one per kind of spectrum."""
-    return with_spectrum(SPECTRA[request.param](60), seed=0)
+    return with_spectrum(SPECTRA[request.param](60))
 
 
 @pytest.fixture
 def build_matrix() -> Callable[..., Tensor]:
-    return lambda name, size, seed=0: with_spectrum(SPECTRA[name](size), seed=seed)
+    return lambda name, size, seed=0: with_spectrum(SPECTRA[name](size), seed)

@@ -12,6 +12,7 @@ from torch import Tensor
 from curvlab.iterate import Checkpoint
 from curvlab.linalg import DenseOperator, orthonormalise
 from curvlab.spectrum import Eigenvalues, frobenius_norm, spectral_density, top_eigenvalues
+from tests.matrices import with_spectrum
 from tests.refusals import refuses, stopped
 
 
@@ -63,9 +64,7 @@ def test_bound_holds_at_every_stage(matrix: Tensor, k: int, num_matvecs: int, dt
 def test_sizes_that_blocks_do_not_divide(k: int) -> None:
     values = torch.tensor([3.0, 3.0, 2.0, 1.0, 1.0, 0.5, -4.0], dtype=torch.float64)
     generator = seeded(5)
-    basis, _ = torch.linalg.qr(torch.randn(7, 7, generator=generator, dtype=torch.float64))
-    matrix = basis * values @ basis.T
-    operator = DenseOperator((matrix + matrix.T) / 2)
+    operator = DenseOperator(with_spectrum(values, generator))
     result = top_eigenvalues(operator, k, rtol=1e-12, max_matvecs=100, generator=generator)
     torch.testing.assert_close(result.values, values[:k], rtol=1e-11, atol=1e-12)
     assert result.num_matvecs <= 7

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from curvature_oracles import dense_gauss_newton
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -13,6 +14,7 @@ from curvlab.curvature import GaussNewtonOperator, HessianOperator
 from curvlab.curvature.examples import quadratic_forms
 from curvlab.linalg import DenseOperator
 from curvlab.spectrum import mean_eigenvalue, sketch_eigenvalues
+from tests.matrices import with_spectrum
 from tests.refusals import refuses
 
 
@@ -35,20 +37,6 @@ def classifier() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     inputs = torch.randn(20, 4, generator=generator, dtype=torch.float64)
     return model, (inputs, torch.randint(3, (20,), generator=generator))
-
-
-def dense_gauss_newton(model: nn.Module, inputs: Tensor) -> Tensor:
-    """1/n sum Jᵀ (diag p - p pᵀ) J, one autograd row at a time."""
-    total = torch.zeros(())
-    for example in inputs:
-        logits = model(example[None])[0]
-        rows = [
-            torch.cat([g.flatten() for g in torch.autograd.grad(h, list(model.parameters()), retain_graph=True)])
-            for h in logits
-        ]
-        jacobian, p = torch.stack(rows), logits.detach().softmax(0)
-        total = total + jacobian.T @ (torch.diag(p) - torch.outer(p, p)) @ jacobian
-    return total / len(inputs)
 
 
 @pytest.mark.parametrize("distribution", ["rademacher", "gaussian"])
@@ -89,7 +77,7 @@ def test_intervals_cover_it_with_a_batch_for_each_probe() -> None:
 @pytest.mark.parametrize("columns", ["vmap", "loop"])
 def test_forms_are_those_of_the_dense_matrix(columns: str) -> None:
     model, data = classifier()
-    dense = dense_gauss_newton(model, data[0])
+    dense = dense_gauss_newton(model, nn.CrossEntropyLoss(), *data)
     vectors = torch.randn(len(dense), 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     operator = GaussNewtonOperator(model, nn.CrossEntropyLoss(), data, batch_size=7, columns=columns)
     expected = (vectors * (dense @ vectors)).sum(0)
@@ -106,7 +94,9 @@ def test_one_batch_has_the_scale_of_the_whole() -> None:
     operator = GaussNewtonOperator(model, nn.CrossEntropyLoss(), (inputs, targets))
     vector = torch.ones(operator.shape[0], 1, dtype=torch.float64)
     indices = torch.randint(20, (6,), generator=torch.Generator().manual_seed(2))
-    expected = float(vector.T @ dense_gauss_newton(model, inputs[indices]) @ vector)
+    expected = float(
+        vector.T @ dense_gauss_newton(model, nn.CrossEntropyLoss(), inputs[indices], targets[indices]) @ vector
+    )
     sampled = operator.sample(6, torch.Generator().manual_seed(2))
     assert float(quadratic_forms(sampled, vector)) == pytest.approx(expected, rel=1e-12)
 
@@ -167,11 +157,7 @@ def test_refusals() -> None:
 
 # ----------------------------------------------------------------------------------------
 def spiked(size: int = 120) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    basis, _ = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
-    values = torch.cat([torch.tensor([10.0, 5.0]), torch.full((size - 2,), 0.1)]).double()
-    matrix = basis * values @ basis.T
-    return (matrix + matrix.T) / 2
+    return with_spectrum(torch.cat([torch.tensor([10.0, 5.0]), torch.full((size - 2,), 0.1)]))
 
 
 def repeated(matrix: Tensor, num: int, **settings) -> tuple[Tensor, Tensor]:

@@ -19,19 +19,8 @@ from curvlab.spectrum import (
     xtrace,
 )
 from curvlab.spectrum.eigenvalues import vectors_that_fit
+from tests.matrices import CountingOperator
 from tests.refusals import refuses
-
-
-class CountingOperator(DenseOperator):
-    """Counts columns, to check the cost that is reported."""
-
-    def __init__(self, matrix: Tensor) -> None:
-        super().__init__(matrix)
-        self.columns = 0
-
-    def matmat(self, vectors: Tensor) -> Tensor:
-        self.columns += vectors.shape[1]
-        return super().matmat(vectors)
 
 
 @pytest.mark.parametrize("distribution", ["rademacher", "gaussian"])

@@ -28,6 +28,7 @@ from experiments.benchmarks.solvers.importance import (
 from experiments.benchmarks.solvers.operations import MORE, Operations
 from experiments.benchmarks.solvers.trajectories import LABELS, CountedMatrix, Recorder
 from experiments.shared.trajectory import Counter, Trajectory
+from tests.matrices import CountingOperator
 from tests.refusals import refuses
 
 
@@ -208,16 +209,6 @@ def test_operations_of_a_product_are_those_that_pytorch_counts(
 
 
 # ------------------------------------------------------------------------------------ Chebyshev iteration
-class CountingOperator(DenseOperator):
-    """Counts the columns of its products."""
-
-    columns = 0
-
-    def matmat(self, vectors: torch.Tensor) -> torch.Tensor:
-        self.columns += vectors.shape[1]
-        return super().matmat(vectors)
-
-
 def spread(size: int = 60) -> torch.Tensor:
     return torch.diag(torch.linspace(0, 1, size, dtype=torch.float64))
 

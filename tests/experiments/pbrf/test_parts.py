@@ -27,6 +27,7 @@ from experiments.pbrf import networks
 from experiments.pbrf.minima import CHUNK, MAX_DISTANCE, Bounded, num_steps, over_all
 from experiments.pbrf.networks import _learning_rate, _validated, load_network
 from experiments.pbrf.solvers import BunchKaufman, RepeatedLissa, descent, matrix_functions, series
+from tests.matrices import with_spectrum
 from tests.refusals import refuses
 
 
@@ -169,15 +170,9 @@ def test_an_unknown_measure_is_refused(config_of) -> None:
 
 # --- The solvers of influence: a saddle, LiSSA sampled, and functions of a matrix against recursions written out
 # ------------------------------------------------------------------ Bunch-Kaufman
-def symmetric(generator: torch.Generator, eigenvalues: torch.Tensor) -> torch.Tensor:
-    size = len(eigenvalues)
-    basis = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64)).Q
-    return basis @ torch.diag(eigenvalues) @ basis.T
-
-
 def test_indefinite_is_solved_and_its_negative_eigenvalues_are_counted(generator) -> None:
     eigenvalues = torch.cat([torch.linspace(-3, -1e-6, 17), torch.linspace(1e-7, 50, 26)]).double()
-    matrix = symmetric(generator, eigenvalues)
+    matrix = with_spectrum(eigenvalues, generator)
     b = torch.randn(43, 3, generator=generator, dtype=torch.float64)
     solution = BunchKaufman().solve(DenseOperator(matrix), b)
     torch.testing.assert_close(solution.x, torch.linalg.solve(matrix, b), rtol=1e-5, atol=1e-5)
@@ -249,7 +244,7 @@ def recursion(matrix: Tensor, b: Tensor, scale: float, num_steps: int) -> Tensor
 
 def test_the_series_is_the_recursion_and_the_descent_its_limit(generator) -> None:
     eigenvalues = torch.cat([torch.linspace(-0.004, -0.001, 5), torch.linspace(0.001, 18, 30)]).double()
-    matrix = symmetric(generator, eigenvalues)
+    matrix = with_spectrum(eigenvalues, generator)
     b = torch.randn(35, 3, generator=generator, dtype=torch.float64)
     functions = {f"{scale}": series(scale, 500) for scale in (5, 10, 50)} | {"flow": descent(10.0)}
     found = matrix_functions(DenseOperator(matrix), b, functions, rtol=1e-8, max_steps=100)
@@ -266,7 +261,7 @@ def test_the_series_is_the_recursion_and_the_descent_its_limit(generator) -> Non
 
 
 def test_the_space_grows_until_nothing_changes(generator) -> None:
-    matrix = symmetric(generator, torch.logspace(-3, 1, 200).double())
+    matrix = with_spectrum(torch.logspace(-3, 1, 200), generator)
     b = torch.randn(200, 2, generator=generator, dtype=torch.float64)
     found = matrix_functions(DenseOperator(matrix), b, {"flow": descent(3.0)}, rtol=1e-6, max_steps=100)
     values, vectors = torch.linalg.eigh(matrix)

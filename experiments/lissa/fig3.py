@@ -281,10 +281,11 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     )
     pairs = margins(retrieval)
     own = f"Mean margins by model: {_listed(pairs.groupby('model_seed')[['gradient', 'influence']].mean(), 1)}."
+    lexical = f"Mean margins: influence {pairs.influence.mean():.1f}, shared words {pairs.words.mean():.1f}."
     for name, rows, why in (
         ("paraphrase-stands-out", influence.assign(value=influence["rank"] == 1), f"Ranks of ten: {ranks}."),
         ("stands-out-more", pairs.assign(value=pairs.influence - pairs.gradient), own),
-        ("above-shared-words", pairs.assign(value=pairs.influence - pairs.words), _lexical(pairs)),
+        ("above-shared-words", pairs.assign(value=pairs.influence - pairs.words), lexical),
     ):
         # Over facts, both directions of each are averaged: they share their sentences.
         values = rows.value.astype(float)
@@ -301,10 +302,6 @@ def margins(retrieval: pd.DataFrame) -> pd.DataFrame:
         sentence_similarity.retrieved(sentence_similarity.shared_words(pd.read_csv(SENTENCES).text.tolist()))
     )
     return found.merge(words.rename(columns={"margin": "words"})[["direction", "fact", "words"]])
-
-
-def _lexical(pairs: pd.DataFrame) -> str:
-    return f"Mean margins: influence {pairs.influence.mean():.1f}, shared words {pairs.words.mean():.1f}."
 
 
 def _judge(claim: Claim, by_model: ArrayLike, over_facts: Callable[[], Interval], *, why: str) -> ClaimResult:

@@ -248,7 +248,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
 
 def nearest(table: pd.DataFrame) -> pd.DataFrame:
     """Return the networks that decide most: the paper's own, with an interval, of as many epochs as there are."""
-    counts, many = _counts(table) & (table.epochs > 0), table.seeds >= plots.MIN_SEEDS
+    decides = table.apply(lambda row: not arrived_row(row), axis=1)
+    counts, many = decides & (table.epochs > 0), table.seeds >= plots.MIN_SEEDS
     own = next(of for of in (table[counts & many], table[counts], table) if len(of))
     order = own.assign(own=own["paper's row"].fillna("") != "").sort_values(
         ["own", "epochs"], ascending=False, kind="stable"
@@ -303,11 +304,6 @@ def _sizes(row: pd.Series, solver: str) -> list[dict[str, Any]]:
             | ends
         )
     return [{"curvlab": "curvlab", "low": np.nan, "high": np.nan, "paper": np.nan} | each for each in rows]
-
-
-def _counts(table: pd.DataFrame) -> pd.Series:
-    """Return whether ours decides anything."""
-    return table.apply(lambda row: not arrived_row(row), axis=1)
 
 
 def _lacking(row: pd.Series) -> str:

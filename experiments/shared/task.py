@@ -242,7 +242,7 @@ def _tokenizer(corpus: TextCorpus, settings: DictConfig) -> dict[str, Any]:
 
 
 def _trained_network(task: Task) -> TrainedTask:
-    run, settings, loading = task.run, task.settings, task.settings.get("loading")
+    run, settings, loading = task.run, task.settings, task.settings.get("loading") or {}
     model = task.build(task.generator("model"))
     key = task.key | {"training": without_paths(settings.training)}
     generator, progress = task.generator("training"), run.bar(f"train {task.seed_name}")
@@ -341,7 +341,7 @@ SHARE = 0.1  # of the memory that may be used: what is stacked stays there besid
 EXAMPLES_OF_A_WORKER = 64  # at a time; two such batches of each worker wait
 
 
-def chosen_examples(splits: DataSplits, indices: Tensor, settings: DictConfig | None) -> Any:
+def chosen_examples(splits: DataSplits, indices: Tensor, settings: Mapping[Any, Any]) -> Any:
     """Return the training examples `indices`: a data set, a pair of tensors, or a DataLoader in their order.
 
     Sets in memory are indexed. Of images in files, at most `memory_budget` bytes are stacked; what has more,
@@ -351,10 +351,12 @@ def chosen_examples(splits: DataSplits, indices: Tensor, settings: DictConfig | 
         splits: the data.
         indices: ascending.
         settings: `memory_budget` (null: a tenth of 80 % of what is free), `num_workers` (null: one for each core,
-            8 at most), `batch_size` of the loader; None: as null.
+            8 at most), `batch_size` of the loader; what it lacks is null.
     """
     everything = len(indices) == len(splits.train)  # type: ignore[arg-type]  # map-style
-    few = not isinstance(splits.train, ImageFiles) or len(indices) * _bytes(splits) <= _budget(settings)
+    budget, size = settings.get("memory_budget"), math.prod(splits.input_shape) * torch.float32.itemsize
+    budget = SHARE * share_of_free(torch.device("cpu")) if budget is None else budget
+    few = not isinstance(splits.train, ImageFiles) or len(indices) * size <= budget
     if not everything and few:
         return stack(splits.train, indices)
     dataset = splits.train if everything else Subset(splits.train, indices.tolist())
@@ -362,7 +364,7 @@ def chosen_examples(splits: DataSplits, indices: Tensor, settings: DictConfig | 
     return _loader(dataset, settings) if isinstance(splits.train, ImageFiles) and not launched() else dataset
 
 
-def held_out_examples(splits: DataSplits, settings: DictConfig | None) -> Any:
+def held_out_examples(splits: DataSplits, settings: Mapping[Any, Any]) -> Any:
     """Return the test set, through a DataLoader where it is read from files."""
     return _loader(splits.test, settings) if isinstance(splits.test, ImageFiles) else splits.test
 
@@ -382,17 +384,7 @@ def with_label_noise(splits: DataSplits, share: float, generator: torch.Generato
     return replace(splits, train=TensorDataset(inputs, noisy))
 
 
-def _loader(dataset: Any, settings: DictConfig | None) -> DataLoader[Any]:
-    own: Mapping[Any, Any] = {} if settings is None else settings
-    workers = own.get("num_workers")
+def _loader(dataset: Any, settings: Mapping[Any, Any]) -> DataLoader[Any]:
+    workers = settings.get("num_workers")
     workers = min(8, os.cpu_count() or 1) if workers is None else workers
-    return DataLoader(dataset, batch_size=own.get("batch_size") or EXAMPLES_OF_A_WORKER, num_workers=workers)
-
-
-def _bytes(splits: DataSplits) -> int:
-    return math.prod(splits.input_shape) * torch.float32.itemsize
-
-
-def _budget(settings: DictConfig | None) -> float:
-    given = None if settings is None else settings.get("memory_budget")
-    return SHARE * share_of_free(torch.device("cpu")) if given is None else float(given)
+    return DataLoader(dataset, settings.get("batch_size") or EXAMPLES_OF_A_WORKER, num_workers=workers)

@@ -38,8 +38,7 @@ from curvlab.lab import Computed, ConfigurationError, Run, Target, load_paper_nu
 from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, out_of_reach
 from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.claims.intervals import Interval, exact
-from experiments.ngd.fig1.cutoffs import cutoff_tables, judge_cutoffs
-from experiments.ngd.fig1.quadratic import judge_quadratic, quadratic_tables
+from experiments.ngd.fig1.cutoffs import cutoff_tables, judge_cutoffs, judge_quadratic, quadratic_tables
 from experiments.ngd.fig1.tuned_and_matched import (
     Compared,
     draw_tuned_and_matched,

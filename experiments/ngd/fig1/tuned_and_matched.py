@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, judge, out_of_reach, panels, t_interval
-from experiments.ngd.fig1.quadratic import draw_cutoffs
+from experiments.ngd.fig1.cutoffs import draw_cutoffs
 from experiments.ngd.fig1.widths import PLACE, at, by_network, place_of
 from experiments.ngd.matched_loss import matched_differences
 from experiments.ngd.sampling import curvature_cutoff

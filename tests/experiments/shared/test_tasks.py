@@ -227,8 +227,8 @@ def test_few_images_are_stacked_and_all_of_them_never(splits: DataSplits) -> Non
     little = OmegaConf.create({"memory_budget": 3 * one - 1, "num_workers": 0})
     assert isinstance(chosen_examples(splits, indices, little), DataLoader)
     everything = torch.arange(len(splits.train))
-    assert isinstance(chosen_examples(splits, everything, None), DataLoader)
-    assert isinstance(held_out_examples(splits, None), DataLoader)
+    assert isinstance(chosen_examples(splits, everything, {}), DataLoader)
+    assert isinstance(held_out_examples(splits, {}), DataLoader)
 
 
 @pytest.mark.data

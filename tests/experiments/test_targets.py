@@ -182,14 +182,15 @@ def test_target_has_its_rooms(key: str) -> None:
 
 @pytest.mark.parametrize("key", TARGETS)
 def test_config_opens_with_its_make_command(key: str) -> None:
-    lines = (ROOT / "conf" / f"{TARGETS[key].config_name}.yaml").read_text().splitlines()
+    lines = (ROOT / "conf" / f"{key}.yaml").read_text().splitlines()
     assert lines[0] == "# @package _global_"
     assert lines[1].startswith(f"# make {TARGETS[key].make_name} ")
 
 
-def test_every_folder_with_a_target_config_is_of_a_target() -> None:
-    found = {path.parent.relative_to(ROOT / "conf").as_posix() for path in (ROOT / "conf").glob("*/*/target.yaml")}
-    assert found <= set(TARGETS)
+def test_every_config_with_a_make_command_is_of_a_target() -> None:
+    paths = [path for path in (ROOT / "conf").glob("*/*.yaml") if path.parent.name != "sweep"]
+    opened = [path for path in paths if "\n# make " in path.read_text(encoding="utf-8")]
+    assert {f"{path.parent.name}/{path.stem}" for path in opened} == set(TARGETS)
 
 
 # --- Every target computes, judges and draws at smoke scale, end to end
@@ -218,7 +219,7 @@ def test_the_last_job_of_every_sweep_is_computed_and_judged(run_smoke: Callable[
     (said,) = re.findall(rf"(?m)^# make (\S+) ARGS=sweep={name}\b", (ROOT / f"conf/sweep/{name}.yaml").read_text())
     named = {target.make_name: target for target in TARGETS.values()} | {"TARGET": TARGETS["rank1/fisher"]}
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        cfg = compose(named[said].config_name, [f"sweep={name}"], return_hydra_config=True).hydra
+        cfg = compose(named[said].key, [f"sweep={name}"], return_hydra_config=True).hydra
     assert cfg.mode.name == "MULTIRUN"
     swept = {key: re.findall(r"(?:\[.*?\]|[^,])+", values) for key, values in cfg.sweeper.params.items()}
     last = [f"{key}={values[-1]}" for key, values in swept.items()]

@@ -225,7 +225,7 @@ class ProximalBregmanResponses:
     influence estimate as its first step; what a step leaves of the gradient is how far they are apart.
 
     Args:
-        network: data and settings, see `responses` in conf/benchmarks/attribution/target.yaml.
+        network: data and settings, see `responses` in conf/benchmarks/attribution.yaml.
         trained: θ^s.
         damping: λ of the proximity term.
     """

@@ -63,7 +63,7 @@ class Network:
     Args:
         run: seeds, store and device.
         name: of the task in the config.
-        settings: of the task, see conf/benchmarks/attribution/target.yaml.
+        settings: of the task, see conf/benchmarks/attribution.yaml.
     """
 
     def __init__(self, run: Run, name: str, settings: DictConfig) -> None:

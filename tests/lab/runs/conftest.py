@@ -15,7 +15,6 @@ from tests.warm import Warm
 SOURCE = Path(__file__).resolve().parents[3]
 
 CHOICES = """\
-# @package _global_
 defaults:
   - /data: {data}
   - /solver: cg
@@ -23,12 +22,12 @@ num_train: {num_train}
 """
 
 FILES = {
-    "conf/toy/fig1/target.yaml": """\
+    "conf/toy/fig1.yaml": """\
 # @package _global_
 # make toy-fig1
 defaults:
   - /base
-  - /toy/fig1: ${preset}
+  - /toy/fig1@_global_: ${preset}
   - _self_
 damping: 1.0
 """,
@@ -50,7 +49,7 @@ def job(cfg):
 
 
 if __name__ == "__main__":
-    main(Entry("toy/fig1/target", Path("conf").absolute(), "toy-fig1"), job)
+    main(Entry("toy/fig1", Path("conf").absolute(), "toy-fig1"), job)
 """,
 }
 
@@ -75,7 +74,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def entry(checkout: Path) -> Entry:
     """What the toy target's command line is about."""
-    return Entry("toy/fig1/target", checkout / "conf", "toy-fig1")
+    return Entry("toy/fig1", checkout / "conf", "toy-fig1")
 
 
 @pytest.fixture

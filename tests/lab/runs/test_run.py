@@ -60,7 +60,7 @@ def column(*values: float) -> pd.DataFrame:
 
 
 def start(*overrides: str) -> Any:
-    cfg = load_config(Entry("toy/fig1/target", Path("conf").absolute(), "toy-fig1"), [*OFF, *overrides])
+    cfg = load_config(Entry("toy/fig1", Path("conf").absolute(), "toy-fig1"), [*OFF, *overrides])
     return runs.start(cfg, key="toy/fig1", title="a demonstration")
 
 
@@ -349,7 +349,7 @@ def job(cfg):
         run.save_record()
 
 if __name__ == "__main__":
-    main(Entry("toy/fig1/target", Path("conf").absolute(), "toy-fig1"), job)
+    main(Entry("toy/fig1", Path("conf").absolute(), "toy-fig1"), job)
 """)
     done = demo("-m", "tracker=none", "progress=false", "preset=smoke,laptop", "seed=1")
     assert (done.returncode, done.stderr) == (0, "")

@@ -327,7 +327,7 @@ def run_unit(
     overrides: Sequence[str] = (),
 ) -> dict[str, Any]:
     os.chdir(place)
-    entry = Entry("toy/fig1/target", Path("conf").absolute(), "toy-fig1")
+    entry = Entry("toy/fig1", Path("conf").absolute(), "toy-fig1")
     cfg = load_config(entry, ["tracker=none", "preset=smoke", *overrides])
     with start(cfg, key="toy/fig1", title="a demonstration") as run:
         found = run.unit(

@@ -148,7 +148,7 @@ def test_help_of_a_target_says_what_it_computes_and_what_its_keys_mean(
     main(target)
     printed = capsys.readouterr().out
     assert printed.startswith(target.description)
-    keys = (ROOT / "conf" / f"{target.config_name}.yaml").read_text().split("\n\n", 1)[1].strip()
+    keys = (ROOT / "conf" / f"{target.key}.yaml").read_text().split("\n\n", 1)[1].strip()
     assert "#" in keys  # what they mean
     assert keys in printed
     assert all(re.search(rf"\n  {preset}\b", printed) for preset in ("smoke", "embedded", "laptop", "paper"))
@@ -273,7 +273,7 @@ def as_published(tmp_path_factory: pytest.TempPathFactory, run_smoke: Callable[.
     return folder
 
 
-SIXTY = '"num_steps",\n      "ours": 60'
+SIXTY = '"num_steps",\n   "ours": 60'
 
 
 def test_judging_tells_the_papers_settings_again(as_published: Path, tmp_path: Path) -> None:

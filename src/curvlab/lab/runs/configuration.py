@@ -124,7 +124,7 @@ class Entry:
     """What a command line is about.
 
     Args:
-        config_name: primary config below `folder`, e.g. "lissa/fig1/target".
+        config_name: primary config below `folder`, e.g. "lissa/fig1".
         folder: the configs.
         make_target: name in the Makefile, for the record.
     """
@@ -174,7 +174,7 @@ def main(entry: Entry, job: Job) -> None:
     def folder(overrides: Sequence[str]) -> Path:
         own = dict(override.partition("=")[::2] for override in overrides)
         name = entry.command(given, overrides).folder_name(preset_of(overrides))
-        return Path(own.get("results.root", "results"), entry.config_name.removesuffix("/target"), name)
+        return Path(own.get("results.root", "results"), entry.config_name, name)
 
     # torch.func warns on first use of what it does itself; nothing a user could change.
     warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated", category=FutureWarning)

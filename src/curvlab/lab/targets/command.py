@@ -67,7 +67,7 @@ def load_config(target: Target, overrides: Sequence[str] = ()) -> DictConfig:
 
 
 def _entry(target: Target) -> configuration.Entry:
-    return configuration.Entry(target.config_name, ROOT / "conf", target.make_name)
+    return configuration.Entry(target.key, ROOT / "conf", target.make_name)
 
 
 def _run(target: Target, cfg: DictConfig) -> None:

@@ -57,7 +57,7 @@ def print_target_help(target: Target) -> None:
 
 def _config_text(target: Target, preset: str) -> str:
     """Return the config of a preset, or of all; "" where a preset changes nothing."""
-    path = ROOT / "conf" / (f"{target.key}/{preset}.yaml" if preset else f"{target.config_name}.yaml")
+    path = ROOT / "conf" / (f"{target.key}/{preset}.yaml" if preset else f"{target.key}.yaml")
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 

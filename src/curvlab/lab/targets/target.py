@@ -74,7 +74,7 @@ class Target:
 
     @property
     def key(self) -> str:
-        """The name everywhere: "lissa/fig1"."""
+        """The name everywhere: "lissa/fig1"; its primary config is conf/lissa/fig1.yaml."""
         return "/".join(self.module.split(".")[-2:])
 
     @property
@@ -86,11 +86,6 @@ class Target:
     def make_name(self) -> str:
         """The name in the Makefile: "lissa-fig1", "bench-speed"."""
         return self.key.replace("benchmarks/", "bench/").replace("/", "-").replace("_", "-")
-
-    @property
-    def config_name(self) -> str:
-        """The primary config below conf/."""
-        return self.key if (ROOT / "conf" / f"{self.key}.yaml").is_file() else f"{self.key}/target"
 
     @property
     def path(self) -> Path:

@@ -7,7 +7,7 @@ that scaling whose correlation with the PBRF is highest (the paper tunes it and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -53,6 +53,7 @@ NO_LISSA = "LiSSA is not computed at this preset; the value is the exact estimat
 NO_EXACT = "The exact estimate is not computed at this preset."
 MIN_POINTS = 2  # at their minimum, for a correlation of theirs
 PBRF = "proximal_bregman"
+CENTRAL = ("cold", "warm", PBRF, "linearised")  # responses of Tables 6 and 7
 EXPLAINING = {
     "carried_on": "carried on at the undivided rate, all points",
     "minimum": "those at their minimum",
@@ -67,10 +68,9 @@ def correlation_tables(
     run: Run,
     cfg: DictConfig,
     *,
-    responses: Sequence[str],
-    curvatures: Sequence[str],
-    printed: dict[str, str],
-    explained: bool = False,
+    printed: Mapping[str, str],
+    responses: Sequence[str] = CENTRAL,
+    explained: bool = True,
 ) -> dict[str, pd.DataFrame]:
     """Return `table`, a row for each task, curvature, estimate and response, `correlations` by seed, and more.
 
@@ -89,9 +89,8 @@ def correlation_tables(
     Args:
         run: seeds, store.
         cfg: `tasks`, and for all of them or for one `seeds`, `num_points` and what `load_network` takes.
+        printed: the paper's table for each curvature of the influence estimate, "" where it has none.
         responses: names, see `Decomposition.displacement`.
-        curvatures: of the influence estimate.
-        printed: the paper's table for each curvature.
         explained: also the responses that explain the PBRF's row, with the exact estimate: "carried_on", of these
             the points at their "minimum", "small_weight", "linearised_minimum".
     """
@@ -104,7 +103,7 @@ def correlation_tables(
             met = [(response, points.loss_changes(response), slice(None)) for response in responses]
             if explained:
                 ends.append(_ends(points).assign(**place))
-            for curvature in curvatures:
+            for curvature in printed:
                 predicted = {EXACT: points.predicted_changes(curvature)} if points.is_solved(curvature) else {}
                 predicted |= {name: own["predicted"] for name, own in points.truncated(curvature).items()}
                 for estimate, changes in predicted.items():
@@ -113,7 +112,7 @@ def correlation_tables(
                         about = {"curvature": curvature, "response": response}
                         of_seed = _correlations(changes[:, kept], other[:, kept], run, seed, estimate)
                         own += [place | about | row for row in of_seed]
-            states.append(place | _state(points, curvatures))
+            states.append(place | _state(points, printed))
         found += own
         rows += _rows(pd.DataFrame(own), settings, printed)
     networks = pd.DataFrame(states)
@@ -148,7 +147,7 @@ def _ends(points: Decomposition) -> pd.DataFrame:
     return frame
 
 
-def _state(points: Decomposition, curvatures: Sequence[str]) -> dict[str, Any]:
+def _state(points: Decomposition, curvatures: Iterable[str]) -> dict[str, Any]:
     network, state = points.network, points.base_state()
     found: dict[str, Any] = {"P": len(network.initial), "N": len(network.train[1]), "epochs": network.num_epochs}
     found |= {"learning rate": network.lr}
@@ -182,7 +181,7 @@ def _mean(values: np.ndarray) -> float:
     return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
 
 
-def _rows(own: pd.DataFrame, settings: DictConfig, printed: dict[str, str]) -> list[dict[str, Any]]:
+def _rows(own: pd.DataFrame, settings: DictConfig, printed: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return means over seeds with t intervals, beside the paper's numbers.
 
     With one seed the ends are those of the bootstrap over its points, where there is one: they say nothing of
@@ -192,7 +191,7 @@ def _rows(own: pd.DataFrame, settings: DictConfig, printed: dict[str, str]) -> l
     rows, names = [], ["task", "curvature", "estimate", "response"]
     for group, part in own.groupby(names, sort=False):
         row: dict[str, Any] = dict(zip(names, group, strict=True)) | {"seeds": part.seed.nunique()}
-        numbers = {(n.row, n.column): n.value for n in paper.in_table(printed.get(row["curvature"], ""))}
+        numbers = {(n.row, n.column): n.value for n in paper.in_table(printed[row["curvature"]])}
         for coefficient in COEFFICIENTS:
             for way in WAYS:
                 chosen = part[(part.coefficient == coefficient) & (part.way == way)]

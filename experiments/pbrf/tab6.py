@@ -51,11 +51,4 @@ TARGET = Target(
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return `table`, `correlations`, `networks` and `points`, see `correlation_tables`."""
-    return correlation_tables(
-        run,
-        cfg,
-        responses=("cold", "warm", "proximal_bregman", "linearised"),
-        curvatures=("gauss_newton",),
-        printed={"gauss_newton": "Table 6"},
-        explained=True,
-    )
+    return correlation_tables(run, cfg, printed={"gauss_newton": "Table 6"})

@@ -29,11 +29,4 @@ TARGET = Target(__name__, title="The same with the Hessian", paper=PAPER, after=
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return `table`, `correlations`, `networks` and `points`, see `correlation_tables`."""
-    return correlation_tables(
-        run,
-        cfg,
-        responses=("cold", "warm", "proximal_bregman", "linearised"),
-        curvatures=("hessian",),
-        printed={"hessian": "Table 7"},
-        explained=True,
-    )
+    return correlation_tables(run, cfg, printed={"hessian": "Table 7"})

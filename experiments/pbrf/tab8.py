@@ -64,9 +64,9 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     tables = correlation_tables(
         run,
         cfg,
+        printed={"hessian": "Table 8", "gauss_newton": ""},
         responses=("two_stage", "slow_two_stage", "warm", PBRF),
-        curvatures=("hessian", "gauss_newton"),
-        printed={"hessian": "Table 8"},
+        explained=False,
     )
     rows = rows_of_networks(run, cfg, _by_point)
     return tables | ({"points": pd.DataFrame(rows)} if rows else {})

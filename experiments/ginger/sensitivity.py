@@ -196,13 +196,11 @@ def judge_dampings(claim: Claim, table: pd.DataFrame, column: str, text: str, *,
 # ------------------------------------------------------------------------------------ draw
 
 
-def draw_sensitivity(
-    table: pd.DataFrame, printed: pd.DataFrame, *, label: str, text: str, width: float
-) -> dict[str, Figure]:
+def draw_sensitivity(table: pd.DataFrame, printed: pd.DataFrame, *, label: str, width: float) -> dict[str, Figure]:
     """Return the figures: our grid of the first task beside the paper's, in colours of equal width; and dampings.
 
-    Both tables have the quantity as `value`; `text` is the format of a cell. The colours span `width` at least, so
-    that noise does not look like an effect, and all of both tables' cells, so that none is off the scale.
+    Both tables have the quantity as `value`. The colours span `width` at least, so that noise does not look like
+    an effect, and all of both tables' cells, so that none is off the scale.
     """
     grids, (axes,) = plots.figure(1, 2, panel_size=(3.8, 3.6))
     first = table[table.task == table.task.iloc[0]]
@@ -211,7 +209,7 @@ def draw_sensitivity(
     width = max(width, *(np.ceil(10 * np.ptp(own)) / 10 for own in ends.values()))
     for ax, (title, cells) in zip(axes, shown.items(), strict=True):
         limits = (ends[title].mean() - width / 2, ends[title].mean() + width / 2)
-        panels.heat_map(ax, cells, x="rank", y="decay", value="value", text=text, limits=limits)
+        panels.heat_map(ax, cells, x="rank", y="decay", value="value", text="{:.2f}", limits=limits)
         panels.frame(ax, x="rank τ", y="decay α", title=title)
     number, spread = (
         panels.seeds([first.seed.nunique()]),

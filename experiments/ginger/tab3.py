@@ -96,6 +96,5 @@ def draw(computed: Computed) -> dict[str, Figure]:
         table.assign(value=100 * table[ACCURACY]),
         printed.assign(value=100 * printed.accuracy),
         label="test accuracy (%)",
-        text="{:.2f}",
         width=2,
     )

@@ -67,6 +67,5 @@ def draw(computed: Computed) -> dict[str, Figure]:
         table.assign(value=np.log10(table.min_train_loss)),
         printed.assign(value=np.log10(printed.min_train_loss)),
         label="log₁₀ of the smallest training loss (nats)",
-        text="{:.2f}",
         width=1.5,
     )

@@ -181,9 +181,9 @@ def explained(result: ClaimResult, why: str) -> ClaimResult:
     return replace(result, explanation=why) if result.verdict == REPRODUCED else result
 
 
-def by_point(points: pd.DataFrame, norm: str = "per_example") -> pd.DataFrame:
+def by_point(points: pd.DataFrame) -> pd.DataFrame:
     """Return the gaps of one task as columns, a row for each seed and point."""
-    return points.pivot_table(index=["seed", "point"], columns="gap", values=norm, sort=False)
+    return points.pivot_table(index=["seed", "point"], columns="gap", values="per_example", sort=False)
 
 
 def arrived_row(row: pd.Series) -> str:

@@ -447,4 +447,4 @@ def _pbrf_overflow(claim: Claim, table: pd.DataFrame) -> ClaimResult:
 # ------------------------------------------------------------------------------------ draw
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return Fig. 1 (four points of two tasks, C = 2), and the fitted one's with other batches and exact."""
-    return {"figure.png": headline(computed, num_points=4), "figure_more.png": choices(computed, num_points=4)}
+    return {"figure.png": headline(computed), "figure_more.png": choices(computed)}

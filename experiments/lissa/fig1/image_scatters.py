@@ -18,6 +18,7 @@ from curvlab.lab import Computed, panels, plots
 from curvlab.lab.names import reader_names
 from experiments.lissa.fig1.agreement_panels import CHOICES, panels_error
 
+NUM_POINTS = 4  # of each task
 COLORS = dict(zip((*CHOICES, "exact"), ("lissa", "lissa.auto", "lissa", "exact"), strict=True))
 NOTE = (
     "change of a test loss per unit weight of the image above (nats); a dot: a test image, dashed: x = y\n"
@@ -145,7 +146,7 @@ def _early_converged_and_fitted(computed: Computed) -> list[tuple[Shown, pd.Seri
     return [ordered[0], *(own for own in ordered[1:] if "8-tanh" in own[0].task), next(fitted, ordered[-1])]
 
 
-def headline(computed: Computed, *, num_points: int) -> Figure:
+def headline(computed: Computed) -> Figure:
     """Return the paper's figure, LiSSA with C = 2 and the PBRF, of a network stopped early, and of it when fitted.
 
     Without such a pair the networks of the largest and the smallest training loss. Between them those that have
@@ -157,7 +158,7 @@ def headline(computed: Computed, *, num_points: int) -> Figure:
         (
             shown,
             "",
-            range(num_points),
+            range(NUM_POINTS),
             f"{textwrap.fill(names[shown.task], 24)}\nloss {row['train loss']:.2g}, |B| = {row['batch size']}\n"
             f"{panels.seeds([row['seeds']])}, median r\n"
             f"of {row['points']} images: {row['pearson lissa-pbrf, C = 2']:.2g}",
@@ -167,11 +168,11 @@ def headline(computed: Computed, *, num_points: int) -> Figure:
     return grid(rows, panel_size=(2.0, 2.4), note=f"x: LiSSA with |B| by C = 2, y: PBRF by SGD:\n{NOTE}")
 
 
-def choices(computed: Computed, *, num_points: int) -> Figure:
+def choices(computed: Computed) -> Figure:
     """Return the fitted network's points by each choice of batches, and solved exactly."""
     shown = _early_converged_and_fitted(computed)[-1][0]
     rows = [
-        (shown, kind, range(num_points), f"{label}\n(x: CG)" if kind == "exact" else f"PBRF by SGD\n{label}")
+        (shown, kind, range(NUM_POINTS), f"{label}\n(x: CG)" if kind == "exact" else f"PBRF by SGD\n{label}")
         for kind, label in (CHOICES | {"exact": "exact PBRF"}).items()
         if shown.has(0, kind)
     ]

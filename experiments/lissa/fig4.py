@@ -105,8 +105,8 @@ def traces(run: Run, task: TrainedTask, cfg: DictConfig, spectrum: dict[str, Any
 
 def constant_row(run: Run, task: TrainedTask, cfg: DictConfig, spectrum: dict[str, Any]) -> dict[str, Any]:
     """Return C by direction, from batches as in lissa-tab1, its bounds from all examples, and the paper's."""
-    found = units.constants(run, task, cfg, trace=spectrum["trace"])
-    bounds = constant_bounds(run, task, cfg)
+    found = units.constants(task, **cfg.constant, trace=spectrum["trace"])
+    bounds = constant_bounds(task, num_leading=cfg.constant.num_leading, num_random=cfg.constant.num_random)
     trace = spectrum["trace"] if math.isnan(bounds["trace"]) else bounds["trace"]
     return {
         "task": task.label,

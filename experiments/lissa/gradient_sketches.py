@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 
 from curvlab.influence import per_example_gradients
-from curvlab.lab import Run
+from curvlab.lab import unit
 from experiments.shared.spectrum import drawn_examples, gauss_newton
 from experiments.shared.task import TrainedTask
 
@@ -40,7 +39,10 @@ class _Tensors:
         return vectors.split([len(range(n)[own]) for n, own in zip(self.sizes, self.own, strict=True)], dim=1)
 
 
-def gradient_pairs(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
+@unit("lissa/gradient_sketches", version=1, about="sketches of gradients of {seed_name}")
+def gradient_pairs(
+    task: TrainedTask, /, *, num_pairs: int, sketch_size: int, num_sketches: int, **_: Any
+) -> dict[str, Any]:
     """Return (n,) vectors about n pairs of training gradients θ, θ': how well sketches keep <θ, θ'>.
 
     `dense`, `per_tensor`: d Var <Φθ, Φθ'> / (‖θ‖²‖θ'‖²), measured over independent sketches.
@@ -48,17 +50,11 @@ def gradient_pairs(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, An
     with one tensor for the dense one (the paper leaves out the second term, and has <= up to a constant).
     `cosine_squared`: that second term, of the dense sketch.
     """
-    settings = dict(cfg.gradients)
-
-    def compute() -> dict[str, Any]:
-        generator = run.generator("gradient pairs", task.seed_name)
-        gradients, tensors = _unit_gradients(task, 2 * cfg.gradients.num_pairs, generator)
-        left, right = (torch.stack(half) for half in zip(*gradients.split(2), strict=True))
-        sketched = _sketched_products(left, right, tensors, cfg, generator)
-        return {**sketched, **_exact(left, right, tensors)}
-
-    about = f"sketches of gradients of {task.label}"
-    return run.unit("lissa/gradient_sketches", task.key | settings, compute, version=1, about=about)
+    generator = task.generator("gradient pairs")
+    gradients, tensors = _unit_gradients(task, 2 * num_pairs, generator)
+    left, right = (torch.stack(half) for half in zip(*gradients.split(2), strict=True))
+    sketched = _sketched_products(left, right, tensors, sketch_size, num_sketches, generator)
+    return {**sketched, **_exact(left, right, tensors)}
 
 
 def _unit_gradients(task: TrainedTask, num: int, generator: torch.Generator) -> tuple[Tensor, _Tensors]:
@@ -75,15 +71,14 @@ def _unit_gradients(task: TrainedTask, num: int, generator: torch.Generator) -> 
     return columns.T, _Tensors(sizes, operator.cut.cuts, operator.ranks.sum)
 
 
-def _sketched_products(
-    left: Tensor, right: Tensor, tensors: _Tensors, cfg: DictConfig, generator: torch.Generator
+def _sketched_products(  # noqa: PLR0917
+    left: Tensor, right: Tensor, tensors: _Tensors, size: int, num_sketches: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
     """Return d times the variance of each pair's sketched product, of both forms, from the same Φ."""
-    size = cfg.gradients.sketch_size
     products: dict[str, list[Tensor]] = {"dense": [], "per_tensor": []}
     zero = torch.zeros((), dtype=torch.float64)
     places = list(zip(tensors.split(left), tensors.split(right), tensors.sizes, tensors.own, strict=True))
-    for _ in range(cfg.gradients.num_sketches):
+    for _ in range(num_sketches):
         images = []
         for *columns, whole, own in places:
             phi = torch.randn(size, whole, generator=generator)[:, own] / size**0.5

@@ -65,7 +65,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         task, own = loaded.trained(), loaded.settings
         rows.append(row(run, task, own))
         repeated += repeated_sketches(run, task, own)
-        found = {key: value.double().numpy() for key, value in gradient_pairs(run, task, own).items()}
+        found = {key: value.double().numpy() for key, value in gradient_pairs(task, **own.gradients).items()}
         pairs.append(pd.DataFrame({"task": task.label, **found}))
     table, gradients = pd.DataFrame(rows), pd.concat(pairs, ignore_index=True)
     columns = ["task", "form", "rows", "repetition", "value", "lambda_max"]

@@ -16,11 +16,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from omegaconf import DictConfig
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.curvature.examples import exact_traces
-from curvlab.lab import Run
+from curvlab.lab import Run, unit
 from curvlab.lab.runs.over_ranks import operator_on_ranks
 from curvlab.problem import stack
 from curvlab.problem.own_losses import output_loss
@@ -35,7 +34,8 @@ UNSATURATED_LOSS = 0.5
 MOST_EXAMPLES = 512  # whose λmax is taken one by one, where traces are not to be had
 
 
-def constant_bounds(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
+@unit("lissa/constant_bounds", version=1, about="bounds of the constant of condition C.1 of {seed_name}")
+def constant_bounds(task: TrainedTask, /, *, num_leading: int, num_random: int, **_: Any) -> dict[str, Any]:
     """Return C tr(G) of condition C.1 between bounds, and tr(G) where it is exact; units of |B| in predictions.
 
     `leading`, `random`, `example`: s(v) at leading eigenvectors, normal vectors, and the leading eigenvector of
@@ -44,35 +44,28 @@ def constant_bounds(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, A
     mean of tr(G_i), else nan.
 
     Args:
-        run: store, seeds.
         task: network and examples; sequences count by their predicted tokens.
-        cfg: `constant.num_leading` and `constant.num_random`, how many directions.
+        num_leading: how many eigenvectors.
+        num_random: how many normal vectors.
 
     Cost: a product with G for each direction, Lanczos on G, and the traces or Lanczos on each example.
     """
-    numbers = {name: cfg.constant[name] for name in ("num_leading", "num_random")}
-
-    def compute() -> dict[str, Any]:
-        generator = run.generator("constant bounds", task.seed_name)
-        most, trace, place = _largest_example(run, task, generator)
-        operator = gauss_newton(task)
-        leading = top_eigenvalues(operator, numbers["num_leading"], rtol=0.03, generator=generator)
-        random = operator.randn(numbers["num_random"], generator)
-        pointed = top_eigenvalues(_example(task, place)[0], 1, rtol=0.03, generator=generator)
-        run.add_matvecs(leading.num_matvecs)
-        found = _spreads(run, task, torch.cat([leading.vectors, random, pointed.vectors], dim=1))
-        first = numbers["num_leading"]
-        return {
-            "leading": found[:first].tolist(),
-            "random": found[first:-1].tolist(),
-            "example": float(found[-1]),
-            "at_least": float(found.max()),
-            "at_most": most * task.predictions_per_example,
-            "trace": trace,
-        }
-
-    about = f"bounds of the constant of condition C.1 of {task.label}"
-    return run.unit("lissa/constant_bounds", task.key | numbers, compute, version=1, about=about)
+    run, generator = task.run, task.generator("constant bounds")
+    most, trace, place = _largest_example(run, task, generator)
+    operator = gauss_newton(task)
+    leading = top_eigenvalues(operator, num_leading, rtol=0.03, generator=generator)
+    random = operator.randn(num_random, generator)
+    pointed = top_eigenvalues(_example(task, place)[0], 1, rtol=0.03, generator=generator)
+    run.add_matvecs(leading.num_matvecs)
+    found = _spreads(run, task, torch.cat([leading.vectors, random, pointed.vectors], dim=1))
+    return {
+        "leading": found[:num_leading].tolist(),
+        "random": found[num_leading:-1].tolist(),
+        "example": float(found[-1]),
+        "at_least": float(found.max()),
+        "at_most": most * task.predictions_per_example,
+        "trace": trace,
+    }
 
 
 def _spreads(run: Run, task: TrainedTask, directions: torch.Tensor) -> torch.Tensor:

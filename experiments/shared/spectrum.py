@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator, exact_traces
-from curvlab.lab import Run
+from curvlab.lab import Run, unit
 from curvlab.lab.runs.over_ranks import launched, operator_on_ranks
 from curvlab.problem import stack
 from curvlab.solvers import measure_constant
@@ -85,23 +85,18 @@ def spectrum(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
     return trace(run, task, cfg) | run.unit("spectrum/largest", key, compute, version=1, about=about)
 
 
-def trace_by_forms(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
+@unit("lissa/trace_by_forms", version=1, about="trace by quadratic forms of {seed_name}")
+def trace_by_forms(task: TrainedTask, /, *, num_probes: int, batch_size: int, **_: Any) -> dict[str, Any]:
     """Return tr(G)/P by forward passes alone, a new batch for each normal vector, as Table 1 has it."""
-
-    def compute() -> dict[str, Any]:
-        estimate = mean_eigenvalue(
-            gauss_newton(task),
-            num_probes=cfg.forms.num_probes,
-            batch_size=cfg.forms.batch_size,
-            distribution="gaussian",
-            generator=run.generator("forms", task.seed_name),
-        )
-        run.add_matvecs(estimate.num_matvecs)
-        return {"value": estimate.value, "stderr": estimate.stderr}
-
-    settings = {"num_probes": cfg.forms.num_probes, "batch_size": cfg.forms.batch_size}
-    about = f"trace by quadratic forms of {task.label}"
-    return run.unit("lissa/trace_by_forms", task.key | settings, compute, version=1, about=about)
+    estimate = mean_eigenvalue(
+        gauss_newton(task),
+        num_probes=num_probes,
+        batch_size=batch_size,
+        distribution="gaussian",
+        generator=task.generator("forms"),
+    )
+    task.run.add_matvecs(estimate.num_matvecs)
+    return {"value": estimate.value, "stderr": estimate.stderr}
 
 
 def sketch(
@@ -160,50 +155,46 @@ def frobenius(
     return run.unit("lissa/frobenius", task.key | settings, compute, version=1, about=about)
 
 
-def constants(run: Run, task: TrainedTask, cfg: DictConfig, *, trace: float) -> dict[str, Any]:
+@unit("lissa/constant", version=1, about="constant of condition C.1 of {seed_name}")
+def constants(
+    task: TrainedTask,
+    /,
+    *,
+    trace: float,
+    num_leading: int,
+    num_random: int,
+    num_examples: int,
+    num_batches: int,
+    batch_size: int,
+    **_: Any,
+) -> dict[str, Any]:
     """Return C of condition C.1 by direction: leading eigenvectors, normal vectors, where an example points.
 
     In units of |B| in predictions: for language models a batch of b sequences has b times their length. All are
     lower bounds of the constant that the condition needs, which is the supremum over all directions.
     """
-    settings = dict(cfg.constant)
-
-    def compute() -> dict[str, Any]:
-        operator, generator = gauss_newton(task), run.generator("constant", task.seed_name)
-        leading = top_eigenvalues(operator, cfg.constant.num_leading, rtol=0.03, generator=generator)
-        random = operator.randn(cfg.constant.num_random, generator)
-        # An iterator, of which max() holds two: a product may have gigabytes.
-        pointed = (operator.sample(1, generator) @ random[:, :1] for _ in range(cfg.constant.num_examples))
-        longest = max(pointed, key=lambda product: float(operator.norm(product)))
-        directions = torch.cat([leading.vectors, random, longest], dim=1)
-        # Of large networks one direction after the other, on the same batches.
-        width, state = 1 if task.num_parameters >= LARGE else directions.shape[1], generator.get_state()
-        measured = []
-        for part in directions.split(width, dim=1):
-            own = measure_constant(
-                operator,
-                part,
-                trace=trace,
-                num_batches=cfg.constant.num_batches,
-                batch_size=cfg.constant.batch_size,
-                generator=generator.set_state(state),
-            )
-            measured.append(own)
-        found = torch.cat(measured) * task.predictions_per_example
-        num_directions = found.shape[0]
-        run.add_matvecs(
-            leading.num_matvecs + cfg.constant.num_examples + cfg.constant.num_batches * num_directions
-        )
-        first, last = cfg.constant.num_leading, num_directions - 1
-        return {
-            "leading": found[:first].tolist(),
-            "random": found[first:last].tolist(),
-            "example": float(found[last]),
-            "largest": float(found.max()),
-        }
-
-    about = f"constant of condition C.1 of {task.label}"
-    return run.unit("lissa/constant", task.key | settings | {"trace": trace}, compute, version=1, about=about)
+    operator, generator = gauss_newton(task), task.generator("constant")
+    leading = top_eigenvalues(operator, num_leading, rtol=0.03, generator=generator)
+    random = operator.randn(num_random, generator)
+    # An iterator, of which max() holds two: a product may have gigabytes.
+    pointed = (operator.sample(1, generator) @ random[:, :1] for _ in range(num_examples))
+    longest = max(pointed, key=lambda product: float(operator.norm(product)))
+    directions = torch.cat([leading.vectors, random, longest], dim=1)
+    # Of large networks one direction after the other, on the same batches.
+    width, state = 1 if task.num_parameters >= LARGE else directions.shape[1], generator.get_state()
+    sizes: dict[str, Any] = {"trace": trace, "num_batches": num_batches, "batch_size": batch_size}
+    measured = [
+        measure_constant(operator, part, **sizes, generator=generator.set_state(state))
+        for part in directions.split(width, dim=1)
+    ]
+    found = torch.cat(measured) * task.predictions_per_example
+    task.run.add_matvecs(leading.num_matvecs + num_examples + num_batches * len(found))
+    return {
+        "leading": found[:num_leading].tolist(),
+        "random": found[num_leading:-1].tolist(),
+        "example": float(found[-1]),
+        "largest": float(found.max()),
+    }
 
 
 def drawn_examples(task: TrainedTask, num: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

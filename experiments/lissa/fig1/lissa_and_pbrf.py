@@ -249,9 +249,8 @@ def pairs_by_choice(systems: Systems, cfg: DictConfig, spectrum: dict[str, float
     found = {"": paired_runs(systems, settings, **shared)}
     if cfg.measured.points != 0:
         # What is measured is a lower bound of the constant needed.
-        constant = cfg.measured.safety * max(
-            1.0, constants(task.run, task, cfg, trace=spectrum["trace"])["largest"]
-        )
+        largest = constants(task, **cfg.constant, trace=spectrum["trace"])["largest"]
+        constant = cfg.measured.safety * max(1.0, largest)
         own = measured_settings(cfg, spectrum, systems.damping, constant)
         first = first_points(systems, cfg.measured.points)
         found["measured_"] = paired_runs(first, own, **shared | {"constant": constant})

@@ -128,7 +128,11 @@ def small_task(**changes: Any) -> TrainedTask:
     inputs, targets = torch.randn(40, 5), torch.randint(3, (40,))
     splits = SimpleNamespace(task="classification", num_outputs=3)
     values: dict[str, Any] = {"run": None, "name": "linear", "settings": OmegaConf.create({}), "splits": splits}
-    values |= {"data_key": {}, "trained_key": {"model": "linear"}, "model": nn.Linear(5, 3).eval()}
+    values |= {
+        "data_key": {},
+        "trained_key": {"seed_name": "linear", "model": "linear"},
+        "model": nn.Linear(5, 3).eval(),
+    }
     values |= {"train": (inputs, targets), "train_indices": torch.arange(40), "num_parameters": 18}
     values |= {"train_loss": 1.0, "test_loss": float("nan"), "test_accuracy": None}
     return TrainedTask(**(values | changes))
@@ -138,7 +142,7 @@ def test_trace_and_largest_eigenvalue_are_those_of_the_dense_matrix(stub_run) ->
     run = stub_run
     task = small_task(run=run)
     found = spectrum(run, task, SETTINGS)
-    assert run.keys["spectrum/largest"] == {"model": "linear", "rtol": 0.01}
+    assert run.keys["spectrum/largest"] == {"seed_name": "linear", "model": "linear", "rtol": 0.01}
     dense = gauss_newton(task).to_dense().double()
     assert found["largest_eigenvalue"] == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=0.02)
     assert found["trace"] == pytest.approx(float(dense.trace()), rel=1e-6)
@@ -151,22 +155,22 @@ def test_trace_and_largest_eigenvalue_are_those_of_the_dense_matrix(stub_run) ->
 
 def test_constants_of_language_models_count_tokens(stub_run) -> None:
     """The same examples as sequences of four predictions each: C is four times larger, |B| being in tokens."""
-    images = small_task()
+    images = small_task(run=stub_run)
     repeated = (images.train[0][:, None].expand(-1, 4, -1), images.train[1][:, None].expand(-1, 4))
     splits = TokenSplits.__new__(TokenSplits)
     object.__setattr__(splits, "task", "classification")
-    sequences = small_task(train=repeated, splits=splits)
+    sequences = small_task(run=stub_run, train=repeated, splits=splits)
     assert [sequences.predictions_per_example, images.predictions_per_example] == [4, 1]
     trace = float(gauss_newton(images).to_dense().trace())
     found = []
     for task in (images, sequences):  # whose keys are equal
         stub_run.stored.clear()
-        found.append(constants(stub_run, task, SETTINGS, trace=trace))
+        found.append(constants(task, **SETTINGS.constant, trace=trace))
     assert found[1]["largest"] == pytest.approx(4 * found[0]["largest"], rel=1e-4)
 
 
 # --------- Bounds of the constant of condition C.1 against dense matrices of every example
-CFG = SimpleNamespace(constant={"num_leading": 2, "num_random": 3})
+NUMBERS = {"num_leading": 2, "num_random": 3}
 
 
 class Scaled(nn.Module):
@@ -180,7 +184,7 @@ class Scaled(nn.Module):
         return self.scale * self.linear(inputs)
 
 
-def bounded_task(model: nn.Module, *, length: int | None = None) -> SimpleNamespace:
+def bounded_task(run: Any, model: nn.Module, *, length: int | None = None) -> SimpleNamespace:
     torch.manual_seed(1)
     shape = (12,) if length is None else (12, length)
     model = model.double().eval()
@@ -189,8 +193,9 @@ def bounded_task(model: nn.Module, *, length: int | None = None) -> SimpleNamesp
             parameter.copy_(2 * torch.randn_like(parameter))
     data = 2 * torch.randn(*shape, 4, dtype=torch.float64), torch.randint(3, shape)
     size, loss = sum(parameter.numel() for parameter in model.parameters()), nn.CrossEntropyLoss()
-    own: dict[str, Any] = {"label": "small", "seed_name": "small", "key": {}, "is_language": length is not None}
+    own: dict[str, Any] = {"run": run, "key": {"seed_name": "small"}, "is_language": length is not None}
     own |= {"predictions_per_example": float(length or 1), "num_train": 12, "num_parameters": size}
+    own |= {"generator": lambda stream: run.generator(stream, "small")}
     return SimpleNamespace(model=model, loss=loss, train=data, **own)
 
 
@@ -220,9 +225,9 @@ def needed(of_one: Tensor) -> float:
 
 @pytest.mark.parametrize(("model", "length"), [(nn.Linear(4, 3), None), (Scaled(), None), (Scaled(), 5)])
 def test_bounds_hold_what_is_needed(stub_run, model: nn.Module, length: int | None) -> None:
-    task = bounded_task(model, length=length)
+    task = bounded_task(stub_run, model, length=length)
     of_one, unit = examples(task), task.predictions_per_example
-    found = constant_bounds(stub_run, task, CFG)
+    found = constant_bounds(task, **NUMBERS)
     assert found["at_least"] <= unit * needed(of_one) * (1 + 1e-9) <= found["at_most"] * (1 + 1e-9)
     assert found["at_least"] > 0.3 * unit * needed(of_one)
     traces = of_one.diagonal(dim1=1, dim2=2).sum(1)
@@ -235,18 +240,18 @@ def test_bounds_hold_what_is_needed(stub_run, model: nn.Module, length: int | No
 
 
 def test_leading_direction_is_that_of_dense_matrices(stub_run) -> None:
-    task = bounded_task(nn.Linear(4, 3))
+    task = bounded_task(stub_run, nn.Linear(4, 3))
     of_one = examples(task)
     mean = of_one.mean(0)
     values, vectors = torch.linalg.eigh(mean)
     v = vectors[:, -1]
     expected = float(((of_one @ v).square().sum(1).mean() - (mean @ v).square().sum()) / values[-1])
-    found = constant_bounds(stub_run, task, CFG)
+    found = constant_bounds(task, **NUMBERS)
     assert found["leading"][0] == pytest.approx(expected, rel=0.02)
 
 
 def test_without_traces_too_many_examples_have_no_upper_bound(stub_run, monkeypatch) -> None:
     monkeypatch.setattr(module, "MOST_EXAMPLES", 5)
-    found = constant_bounds(stub_run, bounded_task(Scaled()), CFG)
+    found = constant_bounds(bounded_task(stub_run, Scaled()), **NUMBERS)
     assert found["at_most"] == float("inf")
     assert found["at_least"] > 0

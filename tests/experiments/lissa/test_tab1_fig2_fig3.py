@@ -95,13 +95,8 @@ def test_measured_variances_are_the_exact_ones() -> None:
     generator = torch.Generator().manual_seed(0)
     left, right = torch.randn(2, 3, 30, generator=generator)
     left, right = (side / side.norm(dim=1, keepdim=True) for side in (left, right))
-
-    class Settings:
-        class gradients:
-            sketch_size, num_sketches = 5, 3000
-
     tensors = _Tensors.whole([4, 20, 6])
-    measured = _sketched_products(left, right, tensors, Settings, generator)
+    measured = _sketched_products(left, right, tensors, 5, 3000, generator)
     stated = _exact(left, right, tensors)
     for form in ("dense", "per_tensor"):
         torch.testing.assert_close(measured[form], stated[f"{form}_exact"].double(), rtol=0.15, atol=0)

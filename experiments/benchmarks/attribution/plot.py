@@ -66,7 +66,7 @@ def _over_dampings(ax: Axes, own: pd.DataFrame, failed: list[str]) -> None:
     """
     bregman = own[own.method.isin((PBRF, PBRF_PAPER))]
     curves = own[own.damping.notna() & ~own.index.isin(bregman.index) & (own.method != TRAK)]
-    styles = panels.styles_of([*curves.method.unique(), PBRF, FILTER, UNROLLED])
+    styles = panels.styles_of([*curves.method.unique(), INFLUENCE, PBRF, FILTER, UNROLLED])
     for method, curve in curves.groupby("method", sort=False):
         look = styles[method]
         ax.fill_between(curve.damping, curve.lds_low, curve.lds_high, color=look["color"], alpha=0.15)

@@ -232,5 +232,11 @@ BESIDE = {
     ),
     "random_halves": Alone(influence.random_halves, {"num_examples": 12, "num_subsets": 3, "generator": 0}),
     "BatchOrder": Alone(training.BatchOrder, {"num_examples": 12, "batch_size": 3}),
+    "lissa_hyperparameters": Alone(
+        solvers.lissa_hyperparameters, {"trace": 10.0, "largest_eigenvalue": 4.0, "damping": 1.0}
+    ),
+    "shuffled_batches": Alone(
+        training.shuffled_batches, {"num_examples": 12, "batch_size": 3, "num_epochs": 1, "generator": 0}
+    ),
     "cosine_after_warmup": Alone(training.cosine_after_warmup, {"warmup_steps": 2}),
 }

@@ -249,6 +249,16 @@ def test_a_problem_a_generator_and_a_bar_give_the_same_numbers(name: str) -> Non
         assert "it/s" in shown or "step" in shown
 
 
+# Small systems are solved without anything that draws.
+SOLVED = {"influence", "prepare_influence", "self_influence", "preconditioned_influence", "similarities"}
+
+
+@pytest.mark.parametrize("name", [name for name, call in ALL.items() if call.takes("generator")])
+def test_another_seed_gives_other_numbers(name: str) -> None:
+    with nullcontext() if name in SOLVED else pytest.raises(AssertionError):
+        assert_same(ALL[name](generator=SEED + 1), plain(name)[0])
+
+
 @pytest.mark.parametrize("seed", ["0", 1.0, True])
 def test_what_is_neither_is_refused(seed: Any) -> None:
     for call in (generator_of, lambda seed: OF_OPERATORS["hutchinson_trace"](generator=seed)):

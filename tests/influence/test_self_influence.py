@@ -22,7 +22,6 @@ from curvlab.problem import Problem
 from curvlab.problem.memory import MemoryWarning
 from curvlab.solvers import ConjugateGradient, Direct
 from tests.influence.gradients import gradient, gradient_rows, ridge
-from tests.refusals import refuses
 
 DAMPING = 0.1
 
@@ -146,14 +145,6 @@ def test_the_estimate_is_that_of_the_weighted_matrix(problem) -> None:
     found = estimated_self_influence(model, nn.MSELoss(), (x, y), num_probes=4000, columns=4000, **EXACT)
     torch.testing.assert_close(found.own, exact.own, rtol=5 * (2 / 4000) ** 0.5, atol=0)
     torch.testing.assert_close(found.total, exact.total, rtol=1e-8, atol=1e-12)
-
-
-@pytest.mark.parametrize("function", [self_influence, estimated_self_influence])
-def test_bad_weights_are_refused(problem, function) -> None:
-    model, x, y = problem
-    settings = {"num_probes": 2} if function is estimated_self_influence else {}
-    for weights, text in ((torch.ones(11), "one weight for each of 12 examples"), (-WEIGHTS, "not negative")):
-        refuses(text, function, model, nn.MSELoss(), (x, y), damping=DAMPING, weights=weights, **settings)
 
 
 # --- Gradients of single examples, and self-influence, where memory runs out: halved, said, and the same numbers

@@ -73,12 +73,9 @@ def test_definitions() -> None:
     assert llc.valid, llc.problems
 
 
-def test_the_same_generator_gives_the_same_estimate() -> None:
+def test_more_chains_begin_with_the_same() -> None:
     short = {"num_draws": 30, "num_burnin_steps": 20}
-    first = estimate(**short)
-    assert torch.equal(first.losses, estimate(**short, generator=0).losses)
-    assert not torch.equal(first.losses, estimate(**short, generator=1).losses)
-    more = estimate(**short, num_chains=6)
+    first, more = estimate(**short), estimate(**short, num_chains=6)
     torch.testing.assert_close(more.per_chain[:4], first.per_chain, rtol=1e-8, atol=1e-10)
 
 

@@ -207,13 +207,11 @@ def test_a_checkpoint_of_another_ensemble_is_refused(tmp_path: Path, changes: di
         train_ensemble(model, changes.pop("loss", loss), data, **usual | changes)
 
 
-def test_copies_may_start_apart_and_draw_their_batches() -> None:
+def test_copies_may_start_apart() -> None:
     model, _, _ = problem("classes")
     start = torch.stack([parameters_to_vector(model.parameters()).detach() + 0.1 * k for k in range(2)])
-    ends = [at_once(start=start, generator=seed).parameters for seed in (0, 0, 1)]
-    assert torch.equal(ends[0], ends[1])
-    assert not torch.equal(ends[0], ends[2])
-    assert not torch.allclose(ends[0][0], ends[0][1])
+    ends = at_once(start=start).parameters
+    assert not torch.allclose(ends[0], ends[1])
 
 
 @pytest.mark.parametrize(

@@ -135,13 +135,14 @@ def test_a_curvature_step_moves_by_the_gradient_of_the_loss_on_the_same_batches(
 
 
 def test_a_shared_forward_pass_gives_the_same_step_and_sees_the_same_gradient() -> None:
-    ends, seen = [], []
+    ends, seen, losses = [], [], []
     for step in (curvature_step, shared_curvature_step):
         model = network()
         optimizer = Recorder(model.parameters(), lr=0.1)
-        fit(model, optimizer=optimizer, step=step)
+        losses.append(fit(model, optimizer=optimizer, step=step).step_losses)
         ends.append(parameters_to_vector(model.parameters()))
         seen.append(torch.stack(optimizer.seen))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-12, atol=0)
     torch.testing.assert_close(seen[0], seen[1], rtol=1e-9, atol=1e-12)
 

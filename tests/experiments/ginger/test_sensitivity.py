@@ -328,14 +328,3 @@ def test_seconds_are_those_of_each_call(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_time_needs_a_call() -> None:
     refuses("num_repeats must be at least 1, got 0", cost, torch.optim.SGD, step=gradient_step, num_repeats=0)
-
-
-def test_a_shared_forward_pass_is_the_same_step_without_layers_that_differ_in_training() -> None:
-    ends = []
-    for step in (curvature_step, shared_curvature_step):
-        stepped = learner(partial(Ginger, rank=3, decay=0.9, damping=0.1))
-        torch.manual_seed(5)
-        infos = [step(stepped, training_batch()) for _ in range(4)]
-        ends.append((infos, nn.utils.parameters_to_vector(stepped.model.parameters())))
-    assert [info.loss for info in ends[0][0]] == [info.loss for info in ends[1][0]]
-    torch.testing.assert_close(ends[0][1], ends[1][1], rtol=1e-6, atol=1e-7)

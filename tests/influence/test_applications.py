@@ -48,8 +48,10 @@ def test_a_fraction_of_the_labels_is_wrong_and_the_rest_as_they_were(generator) 
         refuses("at least", corrupt_labels, torch.zeros(10).long(), **settings)
 
 
-def test_results_print_no_tensor() -> None:
-    first = corrupt_labels(torch.arange(40) % 4, num_classes=4, fraction=0.25, generator=7)
+def test_results_print_no_tensor_and_a_seed_is_a_generator() -> None:
+    labels = torch.arange(40) % 4
+    first, again = (corrupt_labels(labels, num_classes=4, fraction=0.25, generator=7) for _ in range(2))
+    assert torch.equal(first.labels, again.labels)
     assert str(first) == "mislabelled examples 10 of 40"
     curve = str(detection_curve(first.mislabelled.double(), first.mislabelled))
     assert curve == "detection curve: area 0.875 (40% found in the first tenth of 40 examples)"

@@ -25,7 +25,7 @@ from curvlab.lab.targets.gather import gather
 from curvlab.training import TrainingDivergedError
 from experiments.pbrf import fig6
 from experiments.pbrf.fig5 import FACTORS, TARGET, levels
-from experiments.pbrf.fig6 import INFLUENCE, INSPECTED, METHODS, PBRF, PBRF_TOTAL, RANDOM
+from experiments.pbrf.fig6 import INFLUENCE, INSPECTED, METHODS, OF_PBRF, PBRF, PBRF_TOTAL, RANDOM
 from tests.refusals import refuses
 from tests.warm import Command, Warm
 
@@ -195,7 +195,12 @@ def test_networks_say_what_was_learnt_and_how_far_the_responses_got(smoke_of_fig
     assert (networks["influence residual"] <= 1e-2).all()
     assert networks["PBRF gradient norm, median"].between(0.01, 1).all()
     assert (networks["spearman own"] > 0.9).all()
-    assert {result.verdict for result in load_claims(smoke_of_fig6)} == {"not asked here"}  # two seeds
+    # Two seeds decide nothing, and after ten steps the PBRF has hardly begun.
+    verdicts = {
+        each.claim.id.removesuffix(f"-{TASK_OF_FIG6}"): each.verdict for each in load_claims(smoke_of_fig6)
+    }
+    assert {name for name, verdict in verdicts.items() if verdict == "out of reach"} == set(OF_PBRF)
+    assert set(verdicts.values()) == {"not asked here", "out of reach"}
 
 
 def test_without_pbrf_and_by_probes_influence_stays_the_same(

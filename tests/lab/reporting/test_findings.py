@@ -215,10 +215,10 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
 
 
 SIZES = {  # what is said without a number, and what it stands on
-    "few runs converge so": "fig1/recipe-converges-mlp-8-tanh-cifar10 < 0.1",
+    "The paper's rarely converges there": "fig1/recipe-converges-mlp-8-tanh-cifar10 < 0.1",
     "on an MNIST MLP stopped early they agree": "fig1/agreement-mlp-64-64-mnist-early-curvature-3000 > 0.9",
-    "by less than a quarter on an autoencoder": "tab5/influence-is-the-pbrf-autoencoder-mnist-1000 < 0.25",
-    "a small OPT for less than the context the paper truncates to": "tab1/one-sequence < 256",
+    "less than a quarter on an autoencoder": "tab5/influence-is-the-pbrf-autoencoder-mnist-1000 < 0.25",
+    "By the paper's it is less than the context it truncates to": "tab1/one-sequence < 256",
     "more than warm start": "tab8/slow-above-warm-start-mlp-128-128-energy > 0.2",
     "a rewording stands out more": "fig3/stands-out-more > 3",
     "far less when solved to the end": "tab6/exact-mlp-128-128-energy < tab6/own-length-mlp-128-128-energy - 0.3",

@@ -232,6 +232,11 @@ BESIDE = {
     ),
     "random_halves": Alone(influence.random_halves, {"num_examples": 12, "num_subsets": 3, "generator": 0}),
     "BatchOrder": Alone(training.BatchOrder, {"num_examples": 12, "batch_size": 3}),
+    "default_solver": Alone(solvers.default_solver, {"size": 12, "num_columns": 2}),
+    "importance_probabilities": Alone(curvature.importance_probabilities, {"scores": torch.ones(12)}),
+    "steps_bound": Alone(
+        optim.steps_bound, {"epsilon": 0.1, "gap": 1.0, "gradient_norm": 1.0, "hessian_lipschitz": 1.0}
+    ),
     "lissa_hyperparameters": Alone(
         solvers.lissa_hyperparameters, {"trace": 10.0, "largest_eigenvalue": 4.0, "damping": 1.0}
     ),

@@ -374,8 +374,9 @@ def test_bad_input_is_refused_with_what_to_change(call: Callable[[], Any], text:
 
 # Numbers at the end of a range that mean something, for every call or for one: no momentum, all memory.
 ZERO = {
-    "alpha", "average_last", "delta", "hessian_lipschitz", "l2", "localization", "momentum", "num_burnin_steps",
-    "sigma", "smoothness", "warmup_steps", "weight_decay",
+    "alpha", "average_last", "delta", "floor", "gap", "hessian_lipschitz", "l2", "localization", "momentum",
+    "num_burnin_steps", "sigma", "sigma_root", "sigma_slope", "smoothness", "uniform", "warmup_steps",
+    "weight_decay",
     "Ginger lr", "Lissa rtol", "NGD lr", "QNG lr", "RMSProp decay", "top_eigenvalues rtol",
 }  # fmt: skip
 INFINITE = {"clip", "friction", "memory_budget"}

@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from curvlab.arguments import tensor
+from curvlab.arguments import real, tensor
 from curvlab.curvature.examples import exact_traces, output_curvatures, own_gauss_newton, sampled_traces
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.operator import MeanOverRanks
@@ -36,6 +36,7 @@ def importance_probabilities(scores: Tensor, *, floor: float = 0.0, uniform: flo
     """
     if tensor("scores", scores).ndim != 1 or not bool((scores >= 0).all()) or not bool(scores.isfinite().all()):
         raise ValueError("scores must be (N,), finite and not negative: traces of the examples' matrices")
+    floor, uniform = real("floor", floor), real("uniform", uniform)
     if not 0 <= floor < math.inf or not 0 <= uniform <= 1:
         raise ValueError(f"floor must be at least 0 and uniform between 0 and 1, got {floor} and {uniform}")
     scores = scores.detach().double().cpu()

@@ -403,6 +403,11 @@ def steps_bound(
         sigma_root: see above.
     """
     positive("epsilon", epsilon)
+    positive("gradient_norm", gradient_norm)
+    given = {"gap": gap, "hessian_lipschitz": hessian_lipschitz}
+    given |= {"sigma": sigma, "sigma_slope": sigma_slope, "sigma_root": sigma_root}
+    for name, value in given.items():
+        not_negative(name, value)
     terms = (math.sqrt(hessian_lipschitz / 2) + sigma_root) * epsilon**-1.5 + sigma * epsilon**-2
     terms += sigma_slope / epsilon
     return math.ceil(8 * gap * terms + 2 * math.log(gradient_norm / epsilon))

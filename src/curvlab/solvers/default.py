@@ -63,6 +63,7 @@ def default_solver(
     whole("size", size)
     whole("num_columns", num_columns, why="right-hand sides, or queries")
     check_stopping(rtol, None)
+    whole("memory_for_rows", memory_for_rows)
     plan = None
     if operator is not None:
         plan = plan_rows(operator, num_columns, rtol=rtol, memory_budget=memory_for_rows)

@@ -334,8 +334,9 @@ class Judged:
 
     @property
     def largest_residual(self) -> float:
-        """The largest relative residual of the exact influence solves."""
-        return float(self.networks[f"{self.curvature} residual"].max(skipna=False))
+        """The largest relative residual of the exact influence solves, of the seeds that have one."""
+        has_one = self.networks.seed.isin(self.values(PBRF, estimate=EXACT).index)
+        return float(self.networks[has_one][f"{self.curvature} residual"].max(skipna=False))
 
     def solved(self) -> str:
         """Say how well the exact estimate was solved, and of the Hessian, what its matrix is."""

@@ -137,7 +137,7 @@ def test_number_words_of_findings_are_those_of_the_claims(committed) -> None:
     assert [each.interval.num_samples for each in (concrete, wider)] == [20, 20]
     assert (concrete.verdict, wider.verdict) == (NOT_REPRODUCED, DIRECTION_ONLY)
     assert wider.value < claims["pbrf/tab6/own-length-mlp-128-128-energy"].value - 0.1
-    assert "With the Hessian it is as near on MNIST, less on Energy, and fails on Concrete" in told
+    assert "With the Hessian it is as near where that is short (MNIST), far less on Concrete" in told
     energy = claims["pbrf/tab5/answers-another-question-mlp-128-128-energy"]
     assert energy.value < float(energy.claim.words["zero"]) < 1.2 * energy.value
     assert "On Energy predicting no change would look about as good" in told
@@ -220,7 +220,7 @@ SIZES = {  # what is said without a number, and what it stands on
     "By the paper's it is less than the context it truncates to": "tab1/one-sequence < 256",
     "more than warm start": "tab8/slow-above-warm-start-mlp-128-128-energy > 0.2",
     "a rewording stands out more": "fig3/stands-out-more > 3",
-    "With the Hessian it is as near on MNIST": "tab7/own-length-mlp-128-128-mnist-6000 > 0.95",
+    "it is as near where that is short (MNIST)": "tab7/own-length-mlp-128-128-mnist-6000 > 0.95",
     "far less when solved to the end": "tab6/exact-mlp-128-128-energy < tab6/own-length-mlp-128-128-energy - 0.3",
     "The smallest scaling does worse, on MNIST far worse": "tab6/smallest-scaling-mlp-128-128-energy"
     " < tab6/pbrf-mlp-128-128-energy - 0.1 > tab6/smallest-scaling-mlp-128-128-mnist-6000 + 0.2",

@@ -1,9 +1,7 @@
-"""Texts of work: the same in every process, and different wherever a result would be."""
+"""Texts of work: different wherever a result would be; the same in every process, see test_package."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -128,25 +126,6 @@ def test_a_global_of_the_functions_own_module_counts(monkeypatch: pytest.MonkeyP
     before = described(scaled)
     monkeypatch.setitem(globals(), "SCALE", 3.0)
     assert described(scaled) != before
-
-
-def test_texts_hold_no_addresses_and_no_order_of_sets(capsys: pytest.CaptureFixture[str]) -> None:
-    code = """
-from functools import partial
-from torch import nn
-from curvlab.described import described
-class Own:
-    def __init__(self): self.inner = {"a", "b", "c"}
-    def f(self, x): return x in {"u", "v", "w"}
-own = Own()
-functions = [own.f, partial(own.f, 1), lambda x: own, len, nn.functional.relu]
-print(described([own, nn.MSELoss(), object, *functions]))
-"""
-    environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)}
-    command = [sys.executable, "-c", code]
-    other = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
-    exec(code, {"__name__": "__main__"})  # noqa: S102 - here, whose seed is another
-    assert capsys.readouterr().out == other
 
 
 def test_reading_examples_changes_no_random_state() -> None:

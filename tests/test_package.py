@@ -1,4 +1,4 @@
-"""The package: what its installation gives, generators and their seeds, files that are written whole."""
+"""The package: what its installation gives, in a fresh process; generators and seeds; files written whole."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ from tests.refusals import refuses
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-# Imports every module of the library from the folder given, and uses one; packages named after it are refused.
+# Imports every module of the library from the folder given, and uses it; packages named after it are not found.
 IMPORTED = """
-import importlib, sys
+import importlib, sys, warnings
+from importlib.machinery import PathFinder
 from pathlib import Path
 
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in REFUSED:
-            raise ImportError(f"{name} is no dependency of the library")
+class Permitted(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in REFUSED else super().find_spec(name, path, target)
 
-REFUSED = set(sys.argv[2:])
-sys.meta_path.insert(0, Refuse())
+DESCRIBED, REFUSED = sys.argv[2], set(sys.argv[3:])
+sys.meta_path[:] = [Permitted if finder is PathFinder else finder for finder in sys.meta_path]
 sys.path.insert(0, sys.argv[1])
 source = Path(sys.argv[1])
 for path in sorted(source.joinpath("curvlab").rglob("*.py")):
@@ -52,8 +53,23 @@ for path in sorted(source.joinpath("curvlab").rglob("*.py")):
     if parts[1:2] != ("lab",):
         importlib.import_module(".".join(part for part in parts if part != "__init__"))
 import curvlab, torch
-from curvlab.linalg import DenseOperator
-print(curvlab.__file__, (DenseOperator(torch.eye(2)) @ torch.ones(2)).sum().item())
+from curvlab.curvature import GaussNewtonOperator
+warnings.simplefilter("error")
+op = GaussNewtonOperator(torch.nn.Linear(3, 2), torch.nn.MSELoss(), (torch.ones(4, 3), torch.ones(4, 2)))
+print(curvlab.__file__, (op @ torch.ones(8)).sum().item())
+exec(DESCRIBED, {"__name__": "__main__"})
+"""
+# Of text that is the same in every process: no address, no order of sets.
+DESCRIBED = """
+from functools import partial
+from torch import nn
+from curvlab.described import described
+class Own:
+    def __init__(self): self.inner = {"a", "b", "c", "d", "e"}
+    def f(self, x): return x in {"u", "v", "w", "x", "y"}
+own = Own()
+functions = [own.f, partial(own.f, 1), lambda x: own, len, nn.functional.relu]
+print(described([own, nn.MSELoss(), object, *functions]))
 """
 # What pip calls, without the second that pip takes.
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
@@ -75,7 +91,13 @@ def needed(names: list[str]) -> set[str]:
     return found
 
 
-def test_the_wheel_imports_its_own_dependencies_alone_and_has_its_licence(tmp_path: Path) -> None:
+def test_the_wheel_has_its_licence_imports_its_own_dependencies_alone_and_warns_of_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A first product loads torch's forward mode, of whose warnings users can change nothing.
+
+    Work is described as here, where strings have other hashes and objects other addresses.
+    """
     checkout, unpacked = tmp_path / "checkout", tmp_path / "unpacked"
     shutil.copytree(ROOT / "src", checkout / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -94,11 +116,15 @@ def test_the_wheel_imports_its_own_dependencies_alone_and_has_its_licence(tmp_pa
     refused = sorted(name for name, of in installed if not own & set(map(normalised, of)))
     assert {"hydra", "pandas", "matplotlib", "torchvision"} <= set(refused)
     # -I: neither this folder nor PYTHONPATH is looked into.
-    command = [sys.executable, "-I", "-c", IMPORTED, str(unpacked), *refused]
+    command = [sys.executable, "-I", "-c", IMPORTED, str(unpacked), DESCRIBED, *refused]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert done.stdout.split() == [str(unpacked / "curvlab" / "__init__.py"), "2.0"]
+    used, described = done.stdout.split("\n", 1)
+    # (2/8) J^T J 1, J 1 = 4 for each output: 1/4 * 4 * sum over 4 examples and 2 outputs of (3 inputs + 1 bias).
+    assert used.split() == [str(unpacked / "curvlab" / "__init__.py"), "32.0"]
+    exec(DESCRIBED, {"__name__": "__main__"})  # noqa: S102 - here
+    assert capsys.readouterr().out == described
 
 
 def test_every_extra_stands_in_the_table() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 
@@ -305,12 +303,3 @@ def test_finite_differences_on_real_images() -> None:
     errors = relative_errors(torch.float32)
     assert errors.median() < 2e-2
     assert errors.max() < 1e-1
-
-
-def test_a_first_product_warns_of_nothing() -> None:
-    """Torch loads its forward mode at first use, in a process that has not; users can change nothing about it."""
-    code = (
-        "import torch; from curvlab.curvature import GaussNewtonOperator as G; m = torch.nn.Linear(3, 2);"
-        "G(m, torch.nn.CrossEntropyLoss(), (torch.ones(4, 3), torch.zeros(4, dtype=torch.long))) @ torch.ones(8)"
-    )
-    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

@@ -20,6 +20,7 @@ the loss no longer held five of the chains, and no checkpoint was left at which 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ from curvlab.lab.claims import judge as judge_claim
 from experiments.ngd.matched_loss import matched_differences
 from experiments.ngd.sampling import LOWEST, measured_both_ways
 from experiments.ngd.trajectories import trajectories
+
+MIN_CHECKPOINTS = 2  # with estimates of both optimizers in every seed: one says nothing of "across epochs"
 
 TARGET = Target(
     __name__,
@@ -89,8 +92,16 @@ def _higher(claim: Claim, table: pd.DataFrame, quantity: str, matched: pd.DataFr
         return out_of_reach(claim, reason)
     sgd, ngd = (wide[[(name, epoch) for epoch in epochs]].mean(axis=1) for name in ("sgd", "ngd"))
     values = (ngd - sgd) / sgd.mean()  # SGD's of one seed may lie near 0
-    why = f"Of epochs {', '.join(map(str, epochs))}. {_at_matched_loss(matched, quantity.removesuffix('_raw'))}"
-    return judge_claim(claim, values.mean(), t_interval(values), if_not_reproduced=why)
+    if len(epochs) < MIN_CHECKPOINTS:
+        reason = (
+            f"All seeds have both at epoch {epochs[0]} alone (the excess is {values.mean():.3g} there); "
+            f"“across epochs” takes at least {MIN_CHECKPOINTS} checkpoints (see `problem`)."
+        )
+        return out_of_reach(claim, reason)
+    of = f"Of epochs {', '.join(map(str, epochs))}."
+    why = f"{of} {_at_matched_loss(matched, quantity.removesuffix('_raw'))}"
+    result = judge_claim(claim, values.mean(), t_interval(values), if_not_reproduced=why)
+    return replace(result, explanation=result.explanation or of)
 
 
 def _at_matched_loss(matched: pd.DataFrame, quantity: str) -> str:

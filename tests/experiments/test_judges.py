@@ -172,7 +172,11 @@ RULES: dict[str, list[tuple[str, Change, str, str, str]]] = {
         ("summary table", where("width < 17", p=NAN, llc=NAN, converged=True, problem="x"), "llc-s", OUT, "(x)"),
         ("quadratic", where("seed > 0", llc=NAN), "quadratic-higher", OUT, "Fewer than two seeds have both"),
     ],
-    "ngd/fig2/embedded": [("table", only("epoch == epoch.max()"), "llc-plateaus-sgd", OUT, "at the end")],
+    "ngd/fig2/embedded": [
+        ("table", only("epoch == epoch.max()"), "llc-plateaus-sgd", OUT, "at the end"),
+        ("table", where("epoch > 20", valid=False), "llc-higher-convnet", "not asked here", "Of epochs 10, 20."),
+        ("table", where("epoch > 10", valid=False), "llc-higher-convnet", OUT, "at epoch 10 alone"),
+    ],
     "ngd/fig7/embedded": [
         ("summary", where("quantity == 'validation_loss'", change=NAN), "overfits-sgd", NOT, "Measured 0 ("),
         ("table", where("epoch == epoch.max() and seed > 0", valid=False), "llc-sign-sgd", OUT, "there are 1"),

@@ -55,8 +55,8 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         run: seeds, store, device.
         cfg: `tasks`, and for all of them or for one: `seeds`; `before` (optimizer, training, llc_epochs), `after`
             (training, llc_epochs: counted from the split), `branches` (optimizers by name; null: left out),
-            `exact` (whether the task takes the branches exact-... beside sgd, or the others) and `llc`. The LLC is
-            estimated at `llc_epochs` and at both ends.
+            `unsampled` (of these, those without an LLC), `exact` (whether the task takes the branches exact-...
+            beside sgd, or the others) and `llc`. The LLC is estimated at `llc_epochs` and at both ends.
     """
     parts = []
     for network in Network.each(run, cfg):
@@ -92,7 +92,8 @@ def _branches(network: Network, seed: int) -> Iterator[pd.DataFrame]:
     yield trajectory(network, optimizer, before, seed, llc_epochs=first).assign(branch=BEFORE, lr=optimizer.lr)
     start = last_state(network, optimizer, before, seed)
     for name, node in branches_of(settings).items():
-        rows = trajectory(network, node, after, seed, start=start, llc_epochs=then)
+        sampled = set() if name in settings.unsampled else then
+        rows = trajectory(network, node, after, seed, start=start, llc_epochs=sampled)
         yield rows.assign(branch=name, lr=node.lr)
 
 

@@ -30,11 +30,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from omegaconf import DictConfig, OmegaConf
 
-from curvlab.lab import Computed, Run, Target, panels, plots
+from curvlab.lab import Computed, Run, Target, panels, plots, task_label, task_settings
 from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, out_of_reach
 from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.claims.intervals import Interval, t_interval
-from experiments.ngd.sampling import LOWEST, curvature_cutoff, measured_both_ways
+from experiments.ngd.sampling import LOWEST, curvature_cutoff, measured_both_ways, whose
 from experiments.ngd.trajectories import DIVERGED, ESTIMATE, Network, final_estimate, first_columns, trajectory
 from experiments.shared import stats
 
@@ -228,6 +228,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     tables = {"llc": table, "llc_raw": table.assign(llc=raw)}
     trends["llc_raw"] = trend_table(tables["llc_raw"])
     at_equal_loss, its_trends = computed["equal_loss"], computed["equal_loss_trends"]
+    names = {task_label(name): own.ngd.name for name, own in task_settings(computed.config).items()}
     for task in table.task.unique():
         for sweep, panel in PANEL.items():
             if table[(table.task == task) & (table.sweep == sweep)].empty:
@@ -237,7 +238,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
                     part[(part.task == task) & (part.sweep == sweep)] for part in (trends[column], tables[column])
                 )
                 of = words | {"of": f"{sweep}-{words['of']}", "panel": panel}
-                of |= {"constant": CONSTANT[sweep], "floor": FLOOR[sweep]}
+                of |= {"constant": CONSTANT[sweep], "floor": FLOOR[sweep]} | whose(names[task] == "exact_ngd")
                 results += [
                     _falls(claims.claim("llc-falls-with", **of), sweep, own, swept),
                     _never_rises(claims.claim("llc-never-rises-with", **of), sweep, swept),

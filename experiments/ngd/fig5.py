@@ -15,7 +15,7 @@ from itertools import pairwise
 from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Target, out_of_reach
 from curvlab.lab.claims import withheld
 from experiments.ngd.branching import PAPER, Branches, compute, draw  # noqa: F401  this target's
-from experiments.ngd.sampling import measured_both_ways
+from experiments.ngd.sampling import measured_both_ways, whose
 
 TARGET = Target(
     __name__,
@@ -35,9 +35,10 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     found, results = Branches.of(computed["table"]), []
     for task, every in found.tasks():
         branches = [name for name in every if name.endswith(("-low", "-middle", "-high"))]
+        source = whose(branches[0].startswith("exact-"))
         for column, words in measured_both_ways(task):
             faster, higher, steady = (
-                claims.claim(name, **words, branches=", ".join(branches))
+                claims.claim(name, **words, **source, branches=", ".join(branches))
                 for name in ("llc-rises-faster", "llc-plateaus-higher", "llc-sgd-steady")
             )
             results += [

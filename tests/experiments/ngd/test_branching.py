@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from curvlab.lab import all_targets, load_config, task_settings
+from curvlab.lab.claims import load_claims
 from curvlab.lab.runs.store import Store
 from curvlab.lab.tables import read_table
 from experiments.ngd.branching import BEFORE, Branches, branches_of
@@ -154,6 +155,18 @@ def test_branches_leave_the_very_state_at_the_split(run_smoke: Callable[..., Pat
     summary = read_table(folder, "summary").set_index("branch")
     # Without rescaling Kaldi's NGD only shrinks the gradient.
     assert summary.update_norm_ratio["ngd-unrescaled"] < summary.update_norm_ratio["sgd"]
+
+
+def test_a_branch_without_an_llc_is_judged_by_its_update_size(run_smoke: Callable[..., Path]) -> None:
+    folders = run_smoke("ngd/fig4"), run_smoke("ngd/fig4", "unsampled=[ngd-unrescaled]")
+    whole, without = (read_table(folder, "table") for folder in folders)
+    left_out = without.branch == "ngd-unrescaled"
+    assert whole[left_out].llc.notna().any()
+    assert without[left_out].llc.isna().all()
+    pd.testing.assert_frame_equal(without[~left_out], whole[~left_out])
+    norms = [[r for r in load_claims(folder) if r.claim.id.startswith("update-norm-")] for folder in folders]
+    assert norms[0] == norms[1]
+    assert any(result.claim.words.get("branch") == "ngd-unrescaled" for result in norms[0])
 
 
 def test_fig5_and_fig6_share_what_they_can(run_smoke: Callable[..., Path]) -> None:

@@ -14,10 +14,9 @@ experiments/papers/headlines.yaml goes into the pages: the same results give the
 
 from __future__ import annotations
 
-import math
 import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -29,6 +28,7 @@ from curvlab.lab.claims.claims import (
     NOT_ASKED,
     NOT_REPRODUCED,
     OUT_OF_REACH,
+    REFUTED,
     REPRODUCED,
     UNDECIDED,
     ClaimResult,
@@ -39,15 +39,15 @@ from curvlab.lab.reporting.findings import HEADLINES, PaperFindings, find
 from curvlab.lab.reporting.forest import forest
 from curvlab.lab.reporting.readme import PARTS, board_of, filled_readme, with_words
 from curvlab.lab.reporting.results import ResultFolder, count_verdicts, largest_judged, read_results
+from curvlab.lab.reporting.words import cell, note, number_text, value_text
 from curvlab.lab.tables import markdown
 from curvlab.lab.targets.target import ROOT, paper_titles
 
 NOT_JUDGED = "not judged"
 STANDINGS = (REPRODUCED, DIRECTION_ONLY, UNDECIDED, NOT_REPRODUCED, causes.FALSE, NOT_JUDGED)  # see docs/words.md
 OPEN_AT = "laptop"
-OPEN = ("claims", UNDECIDED, OUT_OF_REACH, "measured without power", "not measured", "left open")  # at `OPEN_AT`
+OPEN = ("claims", "asked", UNDECIDED, OUT_OF_REACH, "measured without power", "shown", "not measured", "left open")
 SETTING = ("name", "ours", "paper")
-_LONGEST_NOTE = 240  # characters; all of it stands in claims.json
 
 
 # ------------------------------------------------------------------------------------ all pages
@@ -100,7 +100,7 @@ def _first_page(
         for finding in told[paper].findings:
             place = places.get(finding.headline.shown.rpartition("/")[0])
             verdict = f"[{finding.verdict}]({place})" if place else finding.verdict
-            rows.append((_cell(finding.headline.says), verdict, _cell(finding.sentence)))
+            rows.append((cell(finding.headline.says), verdict, cell(finding.sentence)))
         lines += [*markdown(("it says", "verdict", "found"), rows), ""]
         for folder in largest_judged(shown[paper]):
             if folder.key == told[paper].picture and folder.pictures:
@@ -137,7 +137,7 @@ def _headlines(story: PaperFindings, folders: Sequence[ResultFolder]) -> list[st
     rows = []
     for finding in story.findings:
         keys = dict.fromkeys(name.rpartition("/")[0] for name in finding.results)
-        words = (_cell(finding.headline.says), finding.verdict, _cell(finding.text))
+        words = (cell(finding.headline.says), finding.verdict, cell(finding.text))
         rows.append((*words, ", ".join(places[key] for key in keys)))
     return markdown(("The paper says", "here", "we found", "in"), rows)
 
@@ -167,7 +167,8 @@ def _why_not(paper: str, chosen: Sequence[ResultFolder]) -> list[str]:
         counts.update(why for why in own if why is not None and why not in causes.FALSE_KINDS)
     rows = [(name, meaning, str(counts[name])) for name, meaning in causes.CAUSES.items() if counts[name]]
     table = markdown(("cause", "it means", "claims"), rows, "|---|---|---:|")
-    return ["## Why claims are not reproduced", "", *table, ""] if rows else []
+    title, where = "## Why claims are not reproduced", "The note of each such claim begins with its cause."
+    return [title, "", where, "", *table, ""] if rows else []
 
 
 def _changes(chosen: Sequence[ResultFolder]) -> list[str]:
@@ -178,7 +179,7 @@ def _changes(chosen: Sequence[ResultFolder]) -> list[str]:
             for change in claim.changed:
                 claims.setdefault((folder.target, change.date, change.what), []).append(claim.id)
     lines = [
-        f"- {target}, {date}, {ids[0] if len(ids) == 1 else f'{len(ids)} claims'}: {_cell(what)}"
+        f"- {target}, {date}, {ids[0] if len(ids) == 1 else f'{len(ids)} claims'}: {cell(what)}"
         for (target, date, what), ids in claims.items()
     ]
     if not lines:
@@ -194,7 +195,7 @@ def _target_section(folder: ResultFolder, others: Sequence[ResultFolder]) -> lis
     lines = [f"### {folder.target}{f': {title}' if title else ''}", ""]
     lines += [f"**Damaged:** {problem}" for each in (folder, *others) for problem in each.problems]
     if folder.pictures:
-        lines += [_picture(folder, "", _cell(str(folder.record.get("title") or folder.target))), ""]
+        lines += [_picture(folder, "", cell(str(folder.record.get("title") or folder.target))), ""]
     files = [f"[{name}]({place}/{name})" for name in (*folder.tables, *folder.pictures[1:])]
     lines += [
         f"`{folder.command}`, {_cost(record)}; {folder.computed_by}. {', '.join(files)}, "
@@ -204,14 +205,23 @@ def _target_section(folder: ResultFolder, others: Sequence[ResultFolder]) -> lis
         tally = ", ".join(f"{count} {verdict}" for verdict, count in count_verdicts(other.claims).items())
         lines.append(f"[{other.preset}]({other.item}/{other.preset}): {tally}.")
     board = [board_of([*others, folder]).shown(), ""] if folder.key == "benchmarks/board" else []
-    lines += ["", *board, *_claims_table(folder.claims), *_settings(record)]
+    lines += ["", *board, *_claims_table(folder), *_settings(record)]
     return lines
 
 
-def _claims_table(results: Sequence[ClaimResult]) -> list[str]:
-    """Return a row for each claim; of a statement on several networks the words stand once, above the others."""
+def _claims_table(folder: ResultFolder) -> list[str]:
+    """Return a row for each claim; of a statement on several networks the words stand once, above the others.
+
+    The note of a claim of the paper's own that is not reproduced begins with its cause.
+    """
+    paper = folder.key.partition("/")[0]
+    whys = {
+        result.claim.id: f"{why.capitalize()}: " * (result.verdict in (NOT_REPRODUCED, REFUTED))
+        for result in (causes.own_claims(paper, folder) if paper != "benchmarks" else ())
+        if (why := causes.cause(f"{folder.key}/{result.claim.id}", result.verdict))
+    }
     by_statement: dict[str, list[tuple[str, ClaimResult]]] = {}
-    for result in results:
+    for result in folder.claims:
         words, _, of = result.claim.statement.rstrip(".)").rpartition(" (")
         by_statement.setdefault(words or of, []).append((of, result))
     rows = []
@@ -222,7 +232,8 @@ def _claims_table(results: Sequence[ClaimResult]) -> list[str]:
             paper = number_text(result.claim.paper_value)
             paper = "the same" if place and paper and paper == first else paper
             verdict = result.verdict + (" †" if result.claim.changed else "")
-            rows.append([_cell(each) for each in (statement, paper, value_text(result), verdict, note(result))])
+            words = whys.get(result.claim.id, "") + note(result)
+            rows.append([cell(each) for each in (statement, paper, value_text(result), verdict, words)])
     return [*markdown(("claim", "paper", "ours", "verdict", "note"), rows), ""] if rows else []
 
 
@@ -233,11 +244,11 @@ def _settings(record: Mapping[str, Any]) -> list[str]:
     if settings:
         none = {"ours": "none"}  # where it is null
         rows = [
-            [_cell(_listed(none.get(name, "") if entry.get(name) is None else entry[name])) for name in SETTING]
+            [cell(_listed(none.get(name, "") if entry.get(name) is None else entry[name])) for name in SETTING]
             for entry in settings
         ]
         lines += [*markdown(("setting", "ours", "paper"), rows), ""]
-    sentences = [f"- {_cell(entry)}" for entry in ([reduced] if isinstance(reduced, str) else reduced)]
+    sentences = [f"- {cell(entry)}" for entry in ([reduced] if isinstance(reduced, str) else reduced)]
     lines += [*sentences, ""] if sentences else []
     summary = "<details><summary>Settings, ours and the paper's</summary>"
     return [summary, "", *lines, "</details>", ""] if lines else []
@@ -266,7 +277,7 @@ def _misprints(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str,
             by = "[derivation](../experiments/papers/derivations.py)"
             if each.folder is not None:
                 by = f"[{each.folder.target}]({paper}/README.md{_place(each.folder, paper)})"
-            rows.append([*map(_cell, words), by])
+            rows.append([*map(cell, words), by])
         if rows:
             lines += [f"## {titles.get(paper, paper)}", "", *markdown(heads, rows), ""]
     return "\n".join(lines)
@@ -278,7 +289,8 @@ def _commands(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str, 
         "# How each result was made",
         "",
         "CPU time is that of all units of work, also of those that targets share. "
-        "`make TARGET PRESET=NAME ARGS=plan=true` says beforehand what it would take.",
+        "`make TARGET PRESET=NAME ARGS=plan=true` says beforehand what it would take. "
+        f"{_hours(shown)}",
         "",
     ]
     heads = ("command", "device", "CPU min", "MiB", "products", "computed by")
@@ -294,9 +306,20 @@ def _commands(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str, 
                 _per(record.get("num_matvecs"), 1, ",.0f"),
                 folder.computed_by,
             ]
-            rows.append([*map(_cell, cells)])
+            rows.append([*map(cell, cells)])
         lines += [f"## {titles.get(paper, paper)}", "", *markdown(heads, rows, "|---|---|--:|--:|--:|---|"), ""]
     return "\n".join([*lines, *_left_open(shown, titles)])
+
+
+def _hours(shown: Mapping[str, Sequence[ResultFolder]]) -> str:
+    """Return the hours of all that is published, preset by preset."""
+    hours: dict[str, float] = defaultdict(float)
+    for paper, folders in shown.items():
+        for folder in folders:
+            of = "our own benchmarks" if paper == "benchmarks" else f"the papers at `{folder.preset}`"
+            hours[of] += folder.record.get("unit_seconds") or 0
+    listed = ", ".join(f"{name} {own / 3600:.1f}" for name, own in sorted(hours.items()))
+    return f"In all {sum(hours.values()) / 3600:.1f} hours: {listed}."
 
 
 def _left_open(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str, str]) -> list[str]:
@@ -307,53 +330,28 @@ def _left_open(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str,
         if paper == "benchmarks" or not claims:
             continue
         counts = Counter(each.verdict for each in claims)
-        powerless = sum(each.verdict == NOT_ASKED and each.weighed == UNDECIDED for each in claims)
-        numbers = [counts[UNDECIDED], counts[OUT_OF_REACH], powerless, counts[NOT_ASKED] - powerless]
-        share = f"{100 * sum(numbers) / len(claims):.0f} %"
-        rows.append([titles.get(paper, paper).partition(":")[0], str(len(claims)), *map(str, numbers), share])
+        not_asked = [each for each in claims if each.verdict == NOT_ASKED]
+        powerless = sum(each.weighed == UNDECIDED for each in not_asked)
+        measured = sum(each.value is not None for each in not_asked)
+        numbers = [counts[UNDECIDED], counts[OUT_OF_REACH], powerless, measured - powerless]
+        numbers.append(len(not_asked) - measured)
+        asked, share = len(claims) - len(not_asked), f"{100 * sum(numbers) / len(claims):.0f} %"
+        title = titles.get(paper, paper).partition(":")[0]
+        rows.append([title, *map(str, (len(claims), asked, *numbers)), share])
     return [
         "## Left open",
         "",
         *markdown((f"the papers' own claims at `{OPEN_AT}`", *OPEN), rows, "|---|" + "---:|" * len(OPEN)),
         "",
-        "*Measured without power* and *not measured* are claims that were not asked.",
-        "Without power means: fewer than three seeds, or undecided, as the spread of the run's own",
-        "first two seeds had said; a headline counts these as undecided.",
+        "Claims that were not asked are *measured without power*, *shown* (measured, and for a reason",
+        "that its note gives not judged) or *not measured*. Without power means: fewer than three seeds,",
+        "or undecided, as the spread of the run's own first two seeds had said; a headline counts these",
+        "as undecided.",
         "",
     ]
 
 
 # ------------------------------------------------------------------------------------ words
-def number_text(value: Any) -> str:
-    """Return a number with four significant digits; text as it is; nothing for None and nan."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    if isinstance(value, bool | str) or not isinstance(value, int | float):
-        return str(value)
-    is_whole = float(value).is_integer() and (isinstance(value, int) or abs(value) < 1e6)
-    return f"{float(value):z.0f}" if is_whole else f"{value:.4g}"
-
-
-def value_text(result: ClaimResult) -> str:
-    """Return the measured value with its interval, e.g. "0.9 [0.8, 0.95] (t 95 %, 3 seeds)"."""
-    if result.value is None or result.interval is None:
-        return "not measured"
-    text, interval = number_text(result.value) or "nan", result.interval
-    if interval.low == interval.high == result.value:
-        return f"{text} ({interval.kind})"
-    if math.isnan(interval.low) and math.isnan(interval.high):
-        return f"{text} (no interval: {interval.kind})"
-    return f"{text} [{number_text(interval.low) or '?'}, {number_text(interval.high) or '?'}] ({interval.kind})"
-
-
-def note(result: ClaimResult) -> str:
-    """Return the criterion and why it was missed, without the numbers that stand beside, cut to a length."""
-    text = re.sub(r"^Measured .*?; needed: ", "needed: ", result.explanation)
-    if not text.startswith("needed: "):
-        text = f"needed: {result.claim.criterion}. {text}".strip()
-    return text if len(text) <= _LONGEST_NOTE else f"{text[:_LONGEST_NOTE].rpartition(' ')[0]} …"
-
-
 def _cost(record: Mapping[str, Any]) -> str:
     seconds = record.get("unit_seconds")
     time = f"{seconds:,.0f} s of CPU time" if isinstance(seconds, int | float) else "time not recorded"
@@ -388,11 +386,6 @@ def _place(folder: ResultFolder, paper: str) -> str:
     heading = f"{folder.target}: {folder.record['title']}" if folder.record.get("title") else folder.target
     anchor = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
     return f"{'' if folder.paper == paper else f'../{folder.paper}/README.md'}#{anchor}"
-
-
-def _cell(text: str) -> str:
-    """Return text for a cell of a table: one line, in which nothing is markup by accident."""
-    return re.sub(r"(?<!`)([|*<~$])", r"\\\1", " ".join(str(text).split()))
 
 
 # ------------------------------------------------------------------------------------ on disk

@@ -322,38 +322,43 @@ def _gains(claim: Claim, table: pd.DataFrame) -> ClaimResult:
 
 # ------------------------------------------------------------------------------------ draw
 HALVES = {"full": "all weights", "lora": "LoRA"}
+RANK = "rank τ (–: has none)"
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return ROUGE with all weights, ours beside the paper's; and what works."""
+    """Return ROUGE and perplexity with all weights, ours beside the paper's; and what works."""
     table, names = computed["table"], computed["summary"].groupby("racer").label.first()
     lost = table.groupby(list(PLACE), dropna=False).diverged.transform("any").astype(bool)
     paper = computed["paper"].assign(label=lambda own: own.racer.map(names).fillna(own.racer), seed=0)
     note = "; without variants that diverged" if lost.any() else ""
     kept = _papers_four(table[~lost])
-    rouge = _rouge(kept, _papers_four(paper), computed["start"].rouge.iloc[0], note)
+    printed = _as_printed(kept, _papers_four(paper), computed["start"].iloc[0], note)
     logarithm = table.assign(logarithm=np.log(table.train_perplexity))
     labels = {"logarithm": "log of training perplexity / momentum's", "rouge": "ROUGE less momentum's (points)"}
     rank = int(computed.config["tuned_rank"])
     named, clipped = (of.assign(weights=of.weights.replace(HALVES)) for of in (logarithm, computed["clipped"]))
     works = draw_what_works(named, clipped, labels, by="weights", rank=rank)
-    return {"figure.png": rouge, "figure_more.png": works}
+    return {"figure.png": printed, "figure_more.png": works}
 
 
 def _papers_four(table: pd.DataFrame) -> pd.DataFrame:
     return table[table.racer.isin(["momentum", "adam", "qng", "ginger"])]
 
 
-def _rouge(ours: pd.DataFrame, paper: pd.DataFrame, at_start: float, note: str) -> Figure:
-    """Draw ROUGE by rank with all weights, ours and where it starts on the left, the paper's on the right."""
-    figure, axes = plots.figure(1, 2, panel_size=(3.8, 4.0))
+def _as_printed(ours: pd.DataFrame, paper: pd.DataFrame, start: pd.Series, note: str) -> Figure:
+    """Draw ROUGE and perplexity by rank with all weights: left ours and where it starts, right the paper's."""
+    figure, axes = plots.figure(2, 2, panel_size=(3.8, 2.5))
     styles = panels.styles_of(pd.concat([ours.label, paper.label]).unique())
     titles = (f"ours: {ours.task.iloc[0]}", "the paper's: T5-small on XSum")
-    for ax, own, title in zip(axes[0], (ours, paper), titles, strict=True):
-        draw_by_rank(ax, own[own.weights == "full"], "rouge", styles=styles)
-        panels.frame(ax, x="rank τ (–: has none)", title=title)
-    axes[0, 0].set_ylabel("ROUGE, mean of 1, 2, L (%)")
-    panels.rule(axes[0, 0], y=at_start, color="black", label="before fine-tuning")
+    labels = {"rouge": "ROUGE 1, 2, L (%)", "train_perplexity": "training perplexity"}
+    for row, (column, label) in zip(axes, labels.items(), strict=True):
+        for ax, own, title in zip(row, (ours, paper), titles, strict=True):
+            draw_by_rank(ax, own[own.weights == "full"], column, styles=styles)
+            panels.frame(ax, title=title if column == "rouge" else "", x="" if column == "rouge" else RANK)
+        row[0].set_ylabel(label)
+        panels.rule(row[0], y=start[column], color="black", label="before fine-tuning")
     told = f"mean over {panels.seeds([ours.seed.nunique()])}, 95 % t interval"
-    panels.legend(figure, title=f"ours: {told}; both: all weights are tuned{note}", columns=5)
+    panels.legend(
+        figure, title=f"ours: {told}; both: all weights are tuned{note}; ROUGE: mean of the three", columns=5
+    )
     return figure

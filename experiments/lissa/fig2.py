@@ -408,7 +408,9 @@ def _curves(table: pd.DataFrame, losses: pd.Series) -> Figure:
         alone = means[means.num_runs > 1]
         panels.lines(ax, alone, x="step", y="pearson_one_run", label=ROLES[3], **look)
         panels.rule(ax, y=1, linestyle="-")
-        title = f"{task}\nloss {losses[task]:.2g}, |B| = " + ", ".join(f"{size:.0f}" for size in sizes)
+        network, _, state = str(task).partition(", ")
+        title = f"{network}\n{state}{', ' * bool(state)}loss {losses[task]:.2g}\n"
+        title += "|B| = " + ", ".join(f"{size:.0f}" for size in sizes)
         panels.frame(ax, x="step", title=title, log="x", size=8.5)
         ax.set_ylim(np.floor(2 * lowest) / 2, 1.08)
     axes[0, 0].set_ylabel("correlation of influences\nwith the exact solution's")

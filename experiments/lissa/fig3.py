@@ -372,18 +372,22 @@ def _heat_maps(table: pd.DataFrame, squares: pd.DataFrame) -> Figure:
         scale = (-limit, limit) if name == "difference" else (-1.0, 1.0)
         image = ax.imshow(maps[name], cmap="RdBu_r", vmin=scale[0], vmax=scale[1], interpolation="nearest")
         ends = "both" if name == "difference" else "neither"
-        figure.colorbar(image, ax=ax, location="bottom", shrink=0.9, extend=ends)
+        figure.colorbar(
+            image, ax=ax, location="bottom", shrink=0.7, extend=ends, ticks=[scale[0], 0, scale[1]], format="%.2g"
+        )
         ax.set_title(TITLES[name])
         _frame(ax)
         own = squares[(squares.model_seed == seed) & (squares["heat_map"] == name)]
-        for _, square in own.iterrows():
-            x, y = (4.5 + 10 * sentence_similarity.KINDS.index(square[of]) for of in ("columns", "rows"))
-            text = f"mean {square['mean']:.3f}\n± {square['stderr']:.3f}"
-            box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
-            ax.text(x, y, text, ha="center", va="center", fontsize=8, bbox=box)
+        cells = own.set_index(["rows", "columns"])
+        kinds = sentence_similarity.KINDS
+        told = [
+            [f"{cells['mean'][row, column]:.3f} ± {cells.stderr[row, column]:.3f}" for column in kinds]
+            for row in kinds
+        ]
+        ax.set_xlabel("\n".join("    ".join(each) for each in told), fontsize=8.5)
     number, mean = table.model_seed.nunique(), sentence_similarity.mean_difference(table)
     note = (
-        "a model's 20 sentences in the order of the paper's App. A; boxes: mean ± standard error of the quarter\n"
+        "a model's 20 sentences in the order of the paper's App. A; below: each quarter's mean ± standard error\n"
     )
     note += f"gradient - influence over the pairs of different facts, mean over {number} such models: {mean:.3f}"
     figure.supxlabel(note, fontsize=8.5)

@@ -351,6 +351,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
 def _sweeps(tasks: pd.DataFrame, equal: pd.DataFrame) -> Figure:
     """Draw for each task LLC and training loss against alpha and epsilon, SGD as a band."""
     equal = equal.assign(place=lambda rows: 1.25 * rows.value)  # a little to the right
+    swept_and_equal = (tasks, equal[equal.task.isin(tasks.task)].assign(sweep="equal"))
+    missing = max(_most_missing(table) for table in swept_and_equal)
     figure, rows = panels.rows(tasks, by="task", columns=4, panel_size=(3.2, 2.6))
     for axes, task, table in rows:
         axes[0].sharey(axes[1])
@@ -363,26 +365,36 @@ def _sweeps(tasks: pd.DataFrame, equal: pd.DataFrame) -> Figure:
                 axes[2 + index].set_axis_off()
                 continue
             sgd = table[table.sweep == "sgd"]
-            _llc_panel(axes[index], own, sgd, there if sweep == "alpha" else there[:0])
+            _llc_panel(axes[index], own, sgd, there if sweep == "alpha" else there[:0], counted=missing > 1)
             panels.lines(
                 axes[2 + index], own, x="value", y="train_loss", bars=True, seeds=True, label="NGD", styles=STYLES
             )
-            _band(axes[2 + index], sgd.train_loss)
-            panels.frame(axes[index], x=SWEEPS[sweep], y="LLC from the lowest point", log="x")
+            _band(axes[2 + index], sgd.train_loss, counted=True)
+            panels.frame(axes[index], x=SWEEPS[sweep], y="LLC from the\nlowest point", log="x")
             panels.frame(axes[2 + index], x=SWEEPS[sweep], y="training loss (nats)", log="xy")
-            panels.counts(axes[index], own.assign(by="NGD"), x="value", valid="llc", by="by", styles=STYLES)
+            if missing > 1:
+                panels.counts(axes[index], own.assign(by="NGD"), x="value", valid="llc", by="by", styles=STYLES)
         swept = there[there.value.notna()].assign(by=EQUAL)
-        panels.counts(axes[0], swept, x="place", valid="llc", by="by", styles=STYLES)
+        if missing > 1:
+            panels.counts(axes[0], swept, x="place", valid="llc", by="by", styles=STYLES)
         axes[0].set_title(str(task))
     number = panels.seeds(tasks.groupby("task").seed.nunique())
     note = f"mean over {number}, 95 % t interval (from three on); dots: seeds\n{LOWEST}"
     if any(text.get_text().isdigit() for ax in figure.axes for text in ax.texts if not text.get_gid()):
         note += "\nat the end of SGD's line: how many of its seeds count"
+    if missing == 1:
+        note += "\nof the LLC all seeds count at each setting, or all but one"
     panels.legend(figure, title=note, columns=3, axes=[figure.axes[0]])
     return figure
 
 
-def _llc_panel(ax: Axes, own: pd.DataFrame, sgd: pd.DataFrame, equal: pd.DataFrame) -> None:
+def _most_missing(table: pd.DataFrame) -> int:
+    """Return of how many seeds at most one setting has no LLC that counts."""
+    lacks = table.llc.isna().groupby([table.task, table.sweep, table.value.fillna(-1.0)])
+    return int(lacks.sum().max())
+
+
+def _llc_panel(ax: Axes, own: pd.DataFrame, sgd: pd.DataFrame, equal: pd.DataFrame, *, counted: bool) -> None:
     panels.lines(ax, own, x="value", y="llc", bars=True, seeds=True, label="NGD", styles=STYLES)
     swept = equal[equal.value.notna() & equal.llc.notna()]
     if len(swept):
@@ -391,19 +403,19 @@ def _llc_panel(ax: Axes, own: pd.DataFrame, sgd: pd.DataFrame, equal: pd.DataFra
     if len(at_level):
         color = panels.COLORS["sgd"]
         panels.rule(ax, y=at_level.mean(), color=color, linestyle=":", label="SGD, at equal training loss")
-    _band(ax, sgd.llc)
+    _band(ax, sgd.llc, counted=counted)
     out, label = own[own.llc.isna() & own.estimate.notna()], "NGD, not converged or not valid"
     kind: dict[str, Any] = {"label": label, "styles": {label: STYLES["NGD"]}, "identity": False}
     panels.scatter(ax, out, x="value", y="estimate", size=22, facecolor="white", **kind)
 
 
-def _band(ax: Axes, seeds: pd.Series) -> None:
-    """Draw SGD's mean and interval, and at the line's end how many seeds count where not all do."""
+def _band(ax: Axes, seeds: pd.Series, *, counted: bool) -> None:
+    """Draw SGD's mean and interval, and, `counted`, at the line's end how many seeds count where not all do."""
     values, color = seeds.dropna(), panels.COLORS["sgd"]
     if not len(values):
         return
     panels.rule(ax, y=values.mean(), color=color, linewidth=1.2, label="SGD")
-    if len(values) < len(seeds):
+    if counted and len(values) < len(seeds):
         at_end: dict[str, Any] = {"xycoords": ax.get_yaxis_transform(), "va": "center", "fontsize": 7}
         ax.annotate(str(len(values)), (1.01, values.mean()), color=color, **at_end)
     if len(values) >= plots.MIN_SEEDS:

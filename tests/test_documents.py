@@ -104,7 +104,14 @@ def test_the_table_of_sizes_is_what_its_script_prints() -> None:
     assert 0.9 < last.to_default["convnet"] < last.to_default_high["convnet"] < 1
     assert last.to_default_low["resnet18"] > 4 / 3
     typed = re.sub(r"(?m)^\|.*$", "", text.replace(script["table"](), ""))
-    assert re.findall(r"\b\d[\d.,e]*\b", re.sub(r"`[^`]*`|FSDP2|O\(size³\)", "", typed)) == []
+    opt = yaml.safe_load((ROOT / "conf" / "task" / "opt_3_128_ptb.yaml").read_text(encoding="utf-8"))
+    vocabulary, millions = opt["tokenizer"]["vocabulary_size"], larger.parameters.max() / 1e6
+    told = (
+        f"vocabulary of {vocabulary:,} tokens learned from the Penn Treebank, which leaves {millions:.0f} million"
+    )
+    assert told in " ".join(text.split())
+    typed = " ".join(typed.split()).replace(told, "")
+    assert re.findall(r"\b\d[\d.,e]*\b", re.sub(r"FSDP2|O\(size³\)", "", without_code(typed))) == []
 
 
 def test_what_an_exact_solve_is_worth_is_as_in_the_table_of_residuals() -> None:
@@ -140,14 +147,27 @@ def test_what_the_chosen_localization_leaves_of_a_coefficient_is_the_benchmark_s
     assert f"{shares.min():.2f} to {shares.max():.2f} of the asymptotic" in text
 
 
+def test_what_is_said_of_absent_rows_of_the_board_is_in_its_tables() -> None:
+    text = " ".join((ROOT / "docs" / "enter.md").read_text(encoding="utf-8").split())
+    results = ROOT / "results" / "benchmarks"
+    table = pd.read_csv(results / "board" / "laptop" / "table.csv.bz2")
+    (status,) = table[table.method == "TRAK, no projection"].status.unique()
+    assert f'ends "{status}"' in text
+    best = pd.read_csv(results / "board" / "embedded" / "best.csv.bz2")
+    assert (best[best.method == "TRAK, no projection"].edge == "lowest").all()
+    cost = pd.read_csv(results / "board" / "laptop" / "cost.csv")
+    least = cost[cost.method.str.startswith("bergson CG")]["trainings of one damping"].min()
+    assert f"at least {10 * int(least // 10)} trainings" in text
+
+
 # The numbers that are typed: definitions, settings of other libraries, what other tests hold.
 TYPED = {
     "CONTRIBUTING.md": "450 64 2",
     "running.md": "2e-3 5 1",
     "CHANGELOG.md": "5 700 1 2",
     "howto.md": "0",
-    "enter.md": "0.1 0.715 0.734 0.3 0.1 0.742 0.0001 1 95 3 1 0 95 1",
-    "library.md": "0.76 0.95 2 3",
+    "enter.md": "0.1 0.715 0.734 0.3 0.1 0.742 0.0001 1 95 3 1 0 95 1 6 20",
+    "library.md": "0.76 0.95 100 2 3",
     "limitations.md": "88 0.76 0.95",
     "concepts.md": "1 3.0.1 0.10.0 0.3.0 1.0.1 0.1 0.3.2 1 2.5.1 0.1 0.9.0 1e-6 1e-3 0.1.0 1 1 1 2 1 2 1 1 2 1",
     "hugging_face.ipynb": "1",
@@ -155,6 +175,11 @@ TYPED = {
     "ginger.ipynb": "1 1",
     "lissa.ipynb": "1 2 100",
 }
+
+
+def without_code(text: str) -> str:
+    """Return a text without what stands in backticks, but for what is only a number there."""
+    return re.sub(r"`([^`]*)`", lambda code: code[1] if re.fullmatch(r"-?\d[\d.,]*", code[1]) else "", text)
 
 
 def prose_of(path: Path) -> str:
@@ -173,8 +198,8 @@ def test_numbers_of_documents_are_generated_or_listed_here(path: Path) -> None:
     prose = re.sub(r"```.*?```|<!-- (\w+): .*?<!-- \1 end -->", "", prose_of(path), flags=re.DOTALL)
     if path.name == "scale.md":  # held by a test of its own
         return
-    names = r"`[^`]*`|!?\[[^]]*\]\([^)]*\)|[Ee]qs?\. \d+( and \d+)?|\b20\d\d\b|arXiv [\d.]+|3\.11 to 3\.13|W&B"
-    numbers = re.findall(r"\d+(?:[.,]\d+)*(?:e-?\d+)?", re.sub(rf"(?m)^\d\. |{names}", "", prose))
+    names = r"!?\[[^]]*\]\([^)]*\)|[Ee]qs?\. \d+( and \d+)?|\b20\d\d\b|arXiv [\d.]+|3\.11 to 3\.13|W&B"
+    numbers = re.findall(r"\d+(?:[.,]\d+)*(?:e-?\d+)?", re.sub(rf"(?m)^\d\. |{names}", "", without_code(prose)))
     assert " ".join(numbers) == TYPED.get(path.name, "")
 
 

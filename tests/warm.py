@@ -2,7 +2,7 @@
 
 Each is a process of its own, with arguments, environment, folder, exit status and output of its own, which can be
 killed; it starts in a tenth of a second instead of four. Nothing of curvlab.lab and experiments is imported before
-the fork: a command may be one of another checkout. Run as a script, this file is the process that forks.
+the fork, and another checkout's library is imported anew. Run as a script, this file is the process that forks.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import IO, Any
 
@@ -98,6 +99,9 @@ def become(
     option, name, *rest = arguments if arguments[0] in ("-m", "-c") else ("", *arguments)
     own = [cwd if option else str(Path(name).parent), *environment.get("PYTHONPATH", "").split(os.pathsep)]
     sys.path[:] = [*filter(None, own), *places]
+    if PathFinder.find_spec("curvlab").origin != sys.modules["curvlab"].__file__:  # another checkout's
+        for module in [module for module in sys.modules if module.partition(".")[0] == "curvlab"]:
+            del sys.modules[module]
     sys.argv = ["-c" if option == "-c" else name, *rest]
     if option == "-m":
         runpy.run_module(name, run_name="__main__", alter_sys=True)

@@ -35,6 +35,7 @@ from experiments.benchmarks.board.banks import bank_of, largest_difference, task
 from experiments.benchmarks.board.compute import compute as board_compute
 from experiments.benchmarks.board.compute import label
 from experiments.benchmarks.board.more_scores import bm25, more_scores
+from tests.warm import Warm
 
 ROOT = Path(__file__).parents[3]
 PUBLISHED = [path.parent for path in sorted((ROOT / "results/benchmarks/board").glob("*/run.json"))]
@@ -394,7 +395,7 @@ def test_how_to_enter_runs_as_written(
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no repository to clone")
-def test_a_stranger_scores_by_one_command_in_a_fresh_clone(tmp_path: Path) -> None:
+def test_a_stranger_scores_by_one_command_in_a_fresh_clone(tmp_path: Path, warm: Warm) -> None:
     """A method that no board has, with what is committed alone; its LDS by scipy from the file's arrays."""
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", "--shared", ROOT, clone], check=True)
@@ -404,11 +405,11 @@ def test_a_stranger_scores_by_one_command_in_a_fresh_clone(tmp_path: Path) -> No
     scores = np.random.default_rng(0).standard_normal((32, 1000))
     scores += 0.1 * np.linalg.lstsq(inside - 0.5, single[0] - single[0].mean(0), rcond=None)[0].T * 1000
     np.save(tmp_path / "mine.npy", scores)
-    command = ["make", "score", "BANK=digits", f"SCORES={tmp_path / 'mine.npy'}", f"PYTHON={sys.executable}"]
-    environment = os.environ | {"PYTHONPATH": f"{clone / 'src'}:{clone}"}
-    done = subprocess.run(
-        [*command, "READY="], cwd=clone, env=environment, capture_output=True, text=True, check=False
-    )
+    command = ["make", "--no-print-directory", "-n", "score", "BANK=digits", f"SCORES={tmp_path / 'mine.npy'}"]
+    run = subprocess.check_output([*command, "PYTHON=python", "READY="], cwd=clone, text=True)
+    python, *arguments = run.split()
+    assert python == "python"
+    done = warm.run(*arguments, cwd=clone, env=os.environ | {"PYTHONPATH": f"{clone / 'src'}:{clone}"})
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("yours"))
     printed = [float(value) for value in re.findall(r"(-?\d\.\d+) \(", line)]

@@ -7,7 +7,7 @@
     draw [TARGET ...]                      figures again, from the tables
     verify [TARGET ...] [KEY=VALUE ...]    results computed again, and what differs from the committed tables
     stale                                  published results of which a file they are made by has changed since
-    gather TARGET ... [results.root=...]   the tables of its variations (a sweep's jobs) in one, <preset>/sweep/
+    gather TARGET ... [preset=...]         the tables of its variations (a sweep's jobs) in one, <preset>/sweep/
     new PAPER/ITEM                         lays out a target that runs: its file, claims and config
 
 A TARGET is lissa-fig1, a paper (lissa), figures (all of them), bench, or for judge and draw a result folder.

@@ -20,7 +20,7 @@ from curvlab.lab.tables import read_table
 from curvlab.lab.targets import stale
 from curvlab.lab.targets import verify as module
 from curvlab.lab.targets.comparison import differences, fallen, other_tables
-from curvlab.lab.targets.gather import gather
+from curvlab.lab.targets.gather import as_read, drawn, gather
 from curvlab.lab.targets.target import ROOT, UnknownTargetError, all_targets
 from curvlab.lab.targets.verify import cheapest_part, judged_otherwise, verify
 from tests.refusals import refuses
@@ -351,6 +351,58 @@ def test_rows_carry_their_overrides_and_their_digits(tmp_path: Path, capsys: pyt
     }
     other = pd.read_csv(tmp_path / "rank1" / "fig1" / "embedded" / "sweep" / "table.csv")
     assert other[["override step", "step"]].to_numpy().tolist() == [[3, 1]]  # the table has a step of its own
+
+
+def test_a_preset_may_be_named_and_other_overrides_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for preset in ("laptop", "embedded"):
+        variation(tmp_path, preset, "rule=b", "step\n1\n")
+    (variation(tmp_path, "embedded", "rule=c", "step\n1\n") / "run.json").unlink()
+    line = ["rank1-fig1", "-m", "preset=laptop", f"results.root={tmp_path}"]
+    assert gather(line) == 0
+    said = capsys.readouterr()
+    assert said.err == ""  # the other preset's unfinished one is not asked for
+    assert (tmp_path / "rank1/fig1/laptop/sweep").exists()
+    assert not (tmp_path / "rank1/fig1/embedded").exists()
+    assert gather([*line, "rule=b,c"]) == 2
+    assert "not rule=b,c: it puts together" in (said := capsys.readouterr().err)
+    assert said.endswith("Write: gather rank1-fig1 preset=laptop\n")
+    assert gather(["rank1-fig1", "preset=paper"], tmp_path) == 1
+    assert "no finished variation of rank1-fig1 at preset paper" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "read"),
+    [
+        ("", "as the preset"),
+        ("lissa.num_steps=5 lr=0.1", "num steps 5, lr 0.1"),
+        ("sgd.lr=1 ngd.lr=2", "sgd lr 1, ngd lr 2"),
+        ("model={a: 1, b: 2} seeds=[0,1]", "model {a: 1, b: 2}, seeds [0,1]"),
+    ],
+)
+def test_a_setting_is_written_for_readers(setting: str, read: str) -> None:
+    assert as_read(setting) == read
+
+
+def test_the_picture_says_what_it_shows() -> None:
+    row = {
+        "claim": "agrees-mlp-8-digits-200",
+        "statement": "It agrees (mlp-8-digits-200).",
+        "value": 0.5,
+        "low": 0.4,
+    }
+    row |= {"high": 0.6, "setting": "lissa.constant=2", "runs": 3, "at_least": 0.3, "at_most": float("nan")}
+    drawing = drawn(pd.DataFrame([row]), "A title (preset smoke)")
+    (ax,) = drawing.axes
+    assert (drawing.get_suptitle(), ax.get_title(loc="left")) == ("A title (preset smoke)", row["statement"])
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["constant 2"]
+    (legend,) = drawing.legends
+    assert legend.get_title().get_text() == "each row a setting, mean over up to 3 seeds"
+    assert {text.get_text() for text in legend.get_texts()} == {
+        "bound that the claim needs",
+        "value of the claim, interval",
+    }
 
 
 def test_unfinished_variations_are_named_and_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,12 +32,21 @@ def gather(names: Sequence[str], root: str | Path = "results") -> int:
     that follows; a single one keeps its own. Print the folders and what holds; return the exit status.
 
     Args:
-        names: of targets or of groups of them; and results.root=FOLDER, where the sweep had it.
+        names: of targets or of groups of them; as the sweep had them preset=PRESET, of which alone variations are
+            gathered, and results.root=FOLDER. Other overrides are refused, since the folders say what was swept.
         root: of the results.
     """
-    for word in [name for name in names if name.startswith("results.root=")]:
-        root = word.partition("=")[2]
-    names = [name for name in names if not name.startswith("results.root=")]
+    typed = dict(name.lstrip("+").partition("=")[::2] for name in names if "=" in name)
+    names = [name for name in names if "=" not in name and name not in ("-m", "--multirun")]
+    only, root = typed.pop("preset", ""), typed.pop("results.root", root)
+    if typed:
+        given, plain = " ".join(f"{key}={value}" for key, value in typed.items()), " ".join(names) or "TARGET"
+        print(
+            f"error: gather takes preset= and results.root=, not {given}: it puts together whatever was swept. "
+            f"Write: gather {plain}{f' preset={only}' * bool(only)}",
+            file=sys.stderr,
+        )
+        return 2
     if not names:
         print("name the target whose variations are gathered: gather rank1-prop", file=sys.stderr)
         return 1
@@ -43,28 +54,33 @@ def gather(names: Sequence[str], root: str | Path = "results") -> int:
     for target in named_targets(names):
         folders: dict[str, list[Path]] = {}
         for folder in sorted((Path(root) / target.key).glob("*+*")):
+            preset = folder.name.partition("+")[0]
+            if only not in ("", preset):
+                continue
             if (folder / "run.json").is_file():
-                folders.setdefault(folder.name.partition("+")[0], []).append(folder)
+                folders.setdefault(preset, []).append(folder)
             else:
                 print(f"{folder.as_posix()}: left out, its run has not finished (no run.json)", file=sys.stderr)
         for preset, variations in folders.items():
             gathered = Path(root) / target.key / preset / SWEEP
-            verdicts = _write(gathered, variations)
+            verdicts = _write(gathered, variations, f"{target.title} (preset {preset})")
             told = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
             if "not asked here" in verdicts:
                 told += f" (why: {CLAIMS}.csv)"
             print(f"{gathered.as_posix()}: {len(variations)} variations{f'; claims: {told}' if told else ''}")
             found += 1
     if not found:
-        print(f"no finished variation of {', '.join(names)} under {Path(root).as_posix()}", file=sys.stderr)
+        of = f" at preset {only}" if only else ""
+        print(f"no finished variation of {', '.join(names)}{of} under {Path(root).as_posix()}", file=sys.stderr)
     return 0 if found else 1
 
 
-def _write(gathered: Path, variations: Sequence[Path]) -> Counter[str]:
+def _write(gathered: Path, variations: Sequence[Path], title: str) -> Counter[str]:
     import pandas as pd  # after the names: they need no package
 
     from curvlab.files import write_atomically
     from curvlab.lab import tables
+    from curvlab.lab.names import name_tasks
     from curvlab.lab.reporting.plots import write_png
     from curvlab.lab.runs.record import read_record
 
@@ -86,7 +102,9 @@ def _write(gathered: Path, variations: Sequence[Path]) -> Counter[str]:
         file, content = tables.packed(pd.concat(own).to_csv(index=False, lineterminator="\n"), name)
         write_atomically(gathered / file, content)
     if len(claims) and claims.value.notna().any():
-        write_png(_drawn(claims[claims.value.notna()]), gathered / PICTURE)
+        picture = drawn(claims[claims.value.notna()], title)
+        name_tasks(picture)
+        write_png(picture, gathered / PICTURE)
     return Counter(claims.verdict if len(claims) else [])
 
 
@@ -114,6 +132,7 @@ def _judged_over_seeds(settings: dict[Path, dict[str, str]]) -> Iterator[dict[st
             yield {
                 "setting": setting,
                 "claim": name,
+                "statement": result.claim.statement,
                 "verdict": result.verdict,
                 "explanation": result.explanation,
                 "value": result.value,
@@ -126,25 +145,42 @@ def _judged_over_seeds(settings: dict[Path, dict[str, str]]) -> Iterator[dict[st
             }
 
 
-def _drawn(claims: pd.DataFrame) -> Figure:
+def drawn(claims: pd.DataFrame, title: str) -> Figure:
     """Return one panel a claim: mean and interval of each setting, and dashed the bounds of the criterion."""
     from curvlab.lab import panels
-    from curvlab.lab.reporting.plots import figure
+    from curvlab.lab.reporting.plots import figure, headline
 
-    claims = claims.assign(setting=claims.setting.replace("", "as the preset"))
-    names = list(dict.fromkeys(claims.claim))[:_MOST_PANELS]
-    rows = -(-len(names) // 3)
-    drawing, grid = figure(rows, min(3, len(names)), panel_size=(3.6, 1.4 + 0.2 * claims.setting.nunique()))
-    for axes, name in zip(grid.flat, names, strict=False):
+    claims = claims.assign(setting=[as_read(setting) for setting in claims.setting])
+    names = list(dict.fromkeys(claims.claim))
+    shown, across = names[:_MOST_PANELS], min(2, len(names))
+    size = (8.0 / across, 1.5 + 0.2 * claims.setting.nunique())
+    drawing, grid = figure(-(-len(shown) // across), across, panel_size=size)
+    for axes, name in zip(grid.flat, shown, strict=False):
         own = claims[claims.claim == name]
-        panels.forest(axes, own, name="setting", value="value", low="low", high="high")
+        ends = {"low": "low", "high": "high", "label": "value of the claim, interval"}
+        panels.forest(axes, own, name="setting", value="value", **ends)
         for bound in own[["at_least", "at_most"]].iloc[0].dropna():
-            panels.rule(axes, x=bound, color="black")
-        axes.tick_params(axis="y", labelsize=7)
-        axes.set_title(name, fontsize=8)
-    for axes in list(grid.flat)[len(names) :]:
+            panels.rule(axes, x=bound, color="black", label="bound that the claim needs")
+        statement = textwrap.shorten(str(own.statement.iloc[0]), 150, placeholder=" …")
+        axes.set_title(textwrap.fill(statement, 50), fontsize=8.5, loc="left")
+    for axes in list(grid.flat)[len(shown) :]:
         axes.axis("off")
+    most = int(claims.runs.max())
+    note = f"each row a setting{f', mean over up to {most} seeds' if most > 1 else ''}"
+    if len(names) > len(shown):
+        note += f"; {len(shown)} of {len(names)} claims, all in {CLAIMS}.csv"
+    panels.legend(drawing, title=note)
+    headline(drawing, title)
     return drawing
+
+
+def as_read(setting: str) -> str:
+    """Return a setting for readers: "lissa.num_steps=5 lr=0.1" is "num steps 5, lr 0.1"."""
+    pairs = [pair.partition("=") for pair in re.split(r" (?=[\w.@/~+-]+=)", setting) if pair]
+    last = [key.rpartition(".")[2] for key, _, _ in pairs]
+    keys = [end if last.count(end) == 1 else key for end, (key, _, _) in zip(last, pairs, strict=True)]
+    read = (f"{re.sub('[_.]', ' ', key)} {value}" for key, (_, _, value) in zip(keys, pairs, strict=True))
+    return ", ".join(read) or "as the preset"
 
 
 def _overrides(record: dict[str, Any]) -> dict[str, str]:

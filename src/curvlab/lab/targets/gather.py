@@ -157,8 +157,8 @@ def drawn(claims: pd.DataFrame, title: str) -> Figure:
     drawing, grid = figure(-(-len(shown) // across), across, panel_size=size)
     for axes, name in zip(grid.flat, shown, strict=False):
         own = claims[claims.claim == name]
-        ends = {"low": "low", "high": "high", "label": "value of the claim, interval"}
-        panels.forest(axes, own, name="setting", value="value", **ends)
+        label = "value of the claim, interval"
+        panels.forest(axes, own, name="setting", value="value", low="low", high="high", label=label)
         for bound in own[["at_least", "at_most"]].iloc[0].dropna():
             panels.rule(axes, x=bound, color="black", label="bound that the claim needs")
         statement = textwrap.shorten(str(own.statement.iloc[0]), 150, placeholder=" …")

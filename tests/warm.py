@@ -122,5 +122,6 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()  # what was imported stays shared
     gc.enable()
+    gc.set_threshold(20_000)  # as in the tests' own process
     streams = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     serve(*streams, [place for place in sys.path if place not in own])

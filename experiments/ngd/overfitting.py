@@ -36,7 +36,7 @@ PAPER = {
 }
 JUDGED = ("llc", "trace", "wbic")
 QUANTITIES = ("validation_loss", *JUDGED)
-RISES = 0.02  # relative rise of the validation loss from which a seed counts among those that overfit
+RISES = 0.1  # relative rise of the validation loss from which a seed counts among those that overfit
 _SAMPLED = {"llc": "llc_raw", "wbic": "wbic"}  # from chains, which may be not valid; and what the paper takes
 
 

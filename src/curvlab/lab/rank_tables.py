@@ -8,9 +8,9 @@ halves that are still to come stand lower (Lehmer's code of a permutation) is ne
 
 from __future__ import annotations
 
-import bz2
 import io
 import json
+import lzma
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,13 +54,13 @@ def pack(table: pd.DataFrame) -> bytes | None:
         likes = [[have[place], like] for place, like in chain]
         blocks.append(keys | {"halves": halves, "queries": queries, "columns, like": likes})
     told = json.dumps({"columns": list(table.columns), "blocks": blocks})
-    packed = bz2.compress(told.encode() + b"\n" + b"".join(codes))
+    packed = lzma.compress(told.encode() + b"\n" + b"".join(codes), preset=9 | lzma.PRESET_EXTREME)
     return packed if unpack(packed).equals(table) else None
 
 
 def unpack(packed: bytes) -> pd.DataFrame:
     """Return the table that `pack` was given."""
-    told, _, codes = bz2.decompress(packed).partition(b"\n")
+    told, _, codes = lzma.decompress(packed).partition(b"\n")
     about = json.loads(told)
     names = [name for name in about["columns"] if name not in (*BLOCKS, HALF, QUERY)]
     parts, used = [], 0

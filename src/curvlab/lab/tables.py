@@ -1,7 +1,7 @@
 """Tables of a result folder: CSV to be read by eye, packed with bzip2 where they are clouds of points.
 
-Tables of ranks are packed by `rank_tables`, in half the space. The same numbers give the same bytes: floats have
-so many significant digits, and a packed file carries no time.
+Tables of ranks are packed by `rank_tables`, in half the space, with xz. The same numbers give the same bytes:
+floats have so many significant digits, and a packed file carries no time.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import pandas as pd
 from curvlab.lab import rank_tables
 
 MAX_PLAIN_BYTES = 12_000  # a larger CSV is nothing that a person reads, and is a fifth as large when packed
-RANKS = ".ranks.bz2"
+RANKS = ".ranks.xz"
 SUFFIXES = (RANKS, ".csv.bz2", ".csv.gz", ".csv")  # gzip: results of earlier code
 
 
 def encoded(table: pd.DataFrame, name: str, *, digits: int = 6) -> tuple[str, bytes]:
-    """Return the file's name, "<name>.csv", ".csv.bz2" or ".ranks.bz2", and its bytes; without index.
+    """Return the file's name, "<name>.csv", ".csv.bz2" or ".ranks.xz", and its bytes; without index.
 
     Args:
         table: to write.

@@ -184,7 +184,7 @@ def test_tables_of_ranks_are_packed_as_such_and_no_others(checkout: Path, broken
     table = table.assign(**{"influence @ 0.1": table["influence @ 0.1"].astype(int)})
     with start() as run:
         path = run.save_table(table, "ranks")
-    assert path.name == ("ranks.csv.bz2" if broken else "ranks.ranks.bz2")
+    assert path.name == ("ranks.csv.bz2" if broken else "ranks.ranks.xz")
     pd.testing.assert_frame_equal(tables.read_table(run.folder, "ranks"), table, check_dtype=False)
     assert tables.names(run.folder) == ["ranks"]
     assert tables.as_written(table, "ranks").equals(tables.read_table(run.folder, "ranks"))

@@ -297,7 +297,7 @@ class Run:
         path = self.folder / name
         if not self._has_written:  # from here on the record, verdicts and figures of an earlier run would be wrong
             for old in (self.folder / RECORD, *self.folder.glob("*.*")):  # first the record: it says "complete"
-                if old.suffix in (".json", ".csv", ".bz2", ".gz", ".png"):
+                if old.suffix in (".json", ".csv", ".bz2", ".xz", ".gz", ".png"):
                     old.unlink(missing_ok=True)
             remove_stale(self.folder)
             self._has_written = True

@@ -17,14 +17,14 @@ lissa:
       per: 100                                   # optional: times this, ours is in the unit of `short`, `number`
 
 A number in a sentence is a claim in braces, never typed: {item/claim} is its value x with two digits.
-{item/claim:-}, {item/claim:%}, {item/claim:-%}, {item/claim:/}, {item/claim:1/(1-)} and {item/claim:10^} are -x, x
-and -x in percent, 1/x, 1/(1-x) and 10^x; {item/claim:100} is 100 x; {item/claim:at most} and
-{item/claim:100 at most} are the upper ends of their intervals; {item/claim:interval} is x with its interval,
-{item/claim:points} and {item/claim:-points} the same in percentage points; {item/claim:paper} is what the paper
-states, {item/claim:zero %} the claim's word `zero`, in percent. A name with three parts is another paper's,
-{benchmarks/llc/ratio}. A name with stars stands for many: {item/claim-*:largest} is the largest value,
-{item/claim-*:count} how many were judged, and {item/claim-*:count VERDICT} how many of them so. "(no value)"
-stands where results lack it.
+{item/claim:-}, {item/claim:%}, {item/claim:-%}, {item/claim:/}, {item/claim:1/(1-)} and {item/claim:10^} are
+-x, x and -x in percent, 1/x, 1/(1-x) and 10^x; {item/claim:-log %} is e^-x - 1 in percent, {item/claim:100} 100
+x; {item/claim:at most} and {item/claim:100 at most} are the upper ends of their intervals;
+{item/claim:interval} is x with its interval, {item/claim:points} and {item/claim:-points} the same in
+percentage points; {item/claim:paper} is what the paper states, {item/claim:zero %} the claim's word `zero`, in
+percent. A name with three parts is another paper's, {benchmarks/llc/ratio}. A name with stars stands for many:
+{item/claim-*:largest} is the largest value, {item/claim-*:count} how many were judged, and {item/claim-*:count
+VERDICT} how many of them so. "(no value)" stands where results lack it.
 
 The verdict of a headline is that of its claims at the largest preset that has judged one of them: of the
 paper's own, unless it says "Ours: ". Claims out of reach or not asked there do not count, but those that were
@@ -44,6 +44,7 @@ one that holds does not settle those that are open.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -314,6 +315,7 @@ _FORMS: Mapping[str, Callable[[ClaimResult | None, float, Interval], str]] = {
     "": lambda _, value, __: written(value),
     "%": lambda _, value, __: f"{written(100 * value)} %",
     "-%": lambda _, value, __: f"{written(-100 * value)} %",
+    "-log %": lambda _, value, __: f"{written(100 * math.expm1(-value))} %",
     "100": lambda _, value, __: written(100 * value),
     "/": lambda _, value, __: written(1 / value),
     "10^": lambda _, value, __: written(10**value),

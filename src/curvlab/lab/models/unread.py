@@ -18,6 +18,7 @@ _IMAGES = {
     "cifar10": ((3, 32, 32), 10),
     "cifar100": ((3, 32, 32), 100),
 }
+_TABLES = dict.fromkeys(("concrete", "energy"), ((8,), 1))  # columns and outputs of the UCI's
 # Models of the hub: their kind in transformers, and what differs from the defaults of its config.
 _OPT = {"hidden_size": 2048, "num_hidden_layers": 24, "ffn_dim": 8192, "num_attention_heads": 32}
 _HUB: dict[str, dict[str, Any]] = {
@@ -58,7 +59,8 @@ def shapes(settings: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
         length = settings["sequence_length"]
         longest = length if isinstance(length, int) else max(length.values())
         return (longest,), int(settings["tokenizer"]["vocabulary_size"])
-    if (known := published_images(settings["data"])) is not None:
+    known = published_images(settings["data"]) or _TABLES.get(_name(settings["data"]))
+    if known is not None:
         return known
     splits = instantiate(settings["data"])
     return tuple(splits.input_shape), splits.num_outputs
@@ -66,4 +68,8 @@ def shapes(settings: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
 
 def published_images(data: Mapping[str, Any]) -> tuple[tuple[int, ...], int] | None:
     """Return shape and number of classes of a published data set of images, which need not be read for them."""
-    return _IMAGES.get(str(data.get("name") or str(data["_target_"]).rpartition(".load_")[2]))
+    return _IMAGES.get(_name(data))
+
+
+def _name(data: Mapping[str, Any]) -> str:
+    return str(data.get("name") or str(data["_target_"]).rpartition(".load_")[2])

@@ -92,6 +92,8 @@ def draw_what_works(
         for ax, (column, label) in zip(axes, quantities.items(), strict=False):
             points = []
             for racer, entry in WORKING.items():
+                if not (own.racer == racer).any():
+                    continue
                 value, interval = stats.mean(of_racer(own, racer, column) - of_racer(own, "momentum", column))
                 points.append({"name": entry, "value": value, "low": interval.low, "high": interval.high})
             panels.forest(ax, pd.DataFrame(points), name="name", value="value", low="low", high="high")

@@ -229,7 +229,8 @@ def _training_loss(claim: Claim, table: pd.DataFrame, column: str, racer: str = 
     own, other = (best_of(table, names, chosen_by="log_loss") for names in ([racer], BASELINES))
     first, second = (of_racer(table, name, "log_loss", rank) for name, rank in (own, other))
     at = f" at rank {own[1]}" if own[1] else ""
-    why = f"Ginger{at}: {10 ** first.mean():.2g}; {other[0]}: {10 ** second.mean():.2g} nats."
+    label = table[table.racer == racer].label.iloc[0]
+    why = f"{label}{at}: {10 ** first.mean():.2g}; {other[0]}: {10 ** second.mean():.2g} nats."
     return judge_difference(claim, first, second, why)
 
 

@@ -322,7 +322,7 @@ def _gains(claim: Claim, table: pd.DataFrame) -> ClaimResult:
 
 # ------------------------------------------------------------------------------------ draw
 HALVES = {"full": "all weights", "lora": "LoRA"}
-RANK = "rank τ (–: has none)"
+RANK_LABEL = "rank τ (–: has none)"
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
@@ -332,7 +332,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     paper = computed["paper"].assign(label=lambda own: own.racer.map(names).fillna(own.racer), seed=0)
     note = "; without variants that diverged" if lost.any() else ""
     kept = _papers_four(table[~lost])
-    printed = _as_printed(kept, _papers_four(paper), computed["start"].iloc[0], note)
+    printed = _ours_and_papers(kept, _papers_four(paper), computed["start"].iloc[0], note)
     logarithm = table.assign(logarithm=np.log(table.train_perplexity))
     labels = {"logarithm": "log of training perplexity / momentum's", "rouge": "ROUGE less momentum's (points)"}
     rank = int(computed.config["tuned_rank"])
@@ -345,7 +345,7 @@ def _papers_four(table: pd.DataFrame) -> pd.DataFrame:
     return table[table.racer.isin(["momentum", "adam", "qng", "ginger"])]
 
 
-def _as_printed(ours: pd.DataFrame, paper: pd.DataFrame, start: pd.Series, note: str) -> Figure:
+def _ours_and_papers(ours: pd.DataFrame, paper: pd.DataFrame, start: pd.Series, note: str) -> Figure:
     """Draw ROUGE and perplexity by rank with all weights: left ours and where it starts, right the paper's."""
     figure, axes = plots.figure(2, 2, panel_size=(3.8, 2.5))
     styles = panels.styles_of(pd.concat([ours.label, paper.label]).unique())
@@ -354,7 +354,7 @@ def _as_printed(ours: pd.DataFrame, paper: pd.DataFrame, start: pd.Series, note:
     for row, (column, label) in zip(axes, labels.items(), strict=True):
         for ax, own, title in zip(row, (ours, paper), titles, strict=True):
             draw_by_rank(ax, own[own.weights == "full"], column, styles=styles)
-            panels.frame(ax, title=title if column == "rouge" else "", x="" if column == "rouge" else RANK)
+            panels.frame(ax, title=title if column == "rouge" else "", x="" if column == "rouge" else RANK_LABEL)
         row[0].set_ylabel(label)
         panels.rule(row[0], y=start[column], color="black", label="before fine-tuning")
     told = f"mean over {panels.seeds([ours.seed.nunique()])}, 95 % t interval"

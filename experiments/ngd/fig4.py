@@ -4,7 +4,8 @@ make ngd-fig4 PRESET=smoke|embedded|laptop|paper ARGS="branches.ngd.alpha=4 seed
 
 SGD trains to the split; from there it goes on, beside NGD at the same learning rate. The paper's update size is
 ‖∇L‖ for SGD and ‖F_s⁻¹∇L‖ for NGD, ours is ‖Δw‖/lr, which is the same. The claims are judged on Kaldi's NGD with
-its output rescaled to the gradient's norm (`ngd`, as in all targets), whose update size is ‖∇L‖ by construction.
+its output rescaled to the gradient's norm (`ngd`, as in all targets), whose update size is ‖∇L‖ by construction;
+`update-norm-steady` alone is judged on the one that is not rescaled.
 Beside it stand the same without rescaling (`ngd-unrescaled`), which only shrinks the gradient, and on a small net
 Eqs. 6 and 7 literally, with the full Fisher matrix of each batch (`exact-ngd`), where nothing bounds the size.
 Branches see the same batches. An estimate counts as an LLC only where the chains have mixed and stayed above the

@@ -4,8 +4,7 @@ make ngd-fig8 PRESET=smoke|embedded|laptop|paper ARGS="label_noise=0.2"
 
 The same networks and estimates as ngd-fig7's, from the store where they have been computed. WBIC = n E[L(w)] at
 inverse temperature n/ln n, that is n L(w*) + LLC ln n, w* being the minimum near the weights: the figure shows
-both terms, because overfitting lowers the first while it raises the second, and which of the two wins is what the
-paper's claim comes to.
+both terms: for the paper's claim the second must rise by more than the first falls.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def measured_both_ways(task: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def whose(exact: bool) -> dict[str, str]:
-    """Return the word {whose}, with which the source of a claim begins: none on exact NGD is the paper's.
+    """Return the word {whose} that opens the source of a claim: claims on exact NGD are ours.
 
     The paper's NGD is an implementation with Kaldi's smoothing, an approximation: the full Fisher matrix of its
     256-256 network has 7e10 entries.

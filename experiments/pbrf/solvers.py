@@ -23,7 +23,7 @@ from curvlab.solvers.solution import relative_norm
 from curvlab.solvers.solver import check_right_hand_side
 
 SCALES = (10, 25, 50, 100, 150, 200, 250, 300, 400, 500)  # Sec. C.2
-DEPTH = 5000  # the same
+DEPTH = 5000  # T, Sec. C.2
 Function = Callable[[Tensor], Tensor]
 
 

@@ -9,14 +9,15 @@ retraining, and minimising the proximal Bregman objective (PBRF). The retraining
 The paper's influence is LiSSA of depth 5,000, its scaling σ tuned from a list: a descent of length 5,000/σ, cut
 off. The PBRF is one, too, of length ηT (K/2 epochs at a tenth of the learning rate). One number, the length of
 the retraining, decides what influence predicts: LiSSA at a scaling of like length, and the filter of the PBRF's
-own length, with nothing tuned, predict it; the exact inverse, which no retraining of that length reaches, does so
-less. All scalings stand beside the exact solve and that filter. At `laptop` the PBRF is far shorter on MNIST
-than on the tables: of the paper's 6,000 images the smallest rate of its grid ends at the lowest validation loss,
-of 600 the last that was offered. A plain gradient, of length zero, predicts the PBRF well on 600 images and badly
-on Concrete and Energy (tried once on the same networks): on the tables neither end of the scale predicts it, on
-MNIST the exact one does not, and no scaling of the list is as short as the PBRF: the largest has a length of 10.
-At a larger rate, about as long as on the tables, MNIST is fitted: there the filter predicts the linearised
-retraining exactly, and the PBRF less, since that leaves its linearisation.
+own length, with nothing tuned, predict it; the exact inverse, which no retraining of that length reaches, does
+so less. All scalings stand beside the exact solve and that filter. At `laptop`, at the rates that the validation
+loss chooses, the PBRF is far shorter on MNIST than on the tables: of the paper's 6,000 images the smallest rate
+of its grid ends at the lowest validation loss, of 600 the last that was offered. A plain gradient, of length
+zero, predicts the PBRF well on 600 images and badly on Concrete and Energy (tried once on the same networks): on
+the tables neither end of the scale predicts it, on MNIST the exact one does not, and no scaling of the list is
+as short as the PBRF: the largest has a length of 10. At a larger rate, about as long as on the tables, MNIST is
+fitted: there the filter predicts the linearised retraining exactly, and the PBRF less, since that leaves its
+linearisation.
 
 At `paper` the tables have 20 points in double precision, three seeds, and Concrete another rate than at `laptop`,
 0.1 for 0.3, whose validation losses differ by a hundredth: its PBRF is three times shorter, so is LiSSA's best

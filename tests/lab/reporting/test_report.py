@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import yaml
 from curvlab.lab import Claim, Criterion, Interval, exact, judge, out_of_reach, t_interval, tables
 from curvlab.lab.claims.claim_sheet import save_claims
 from curvlab.lab.claims.claims import Change, not_asked
-from curvlab.lab.reporting.causes import cause
+from curvlab.lab.reporting.causes import PATTERNS, cause, own_claims
 from curvlab.lab.reporting.findings import HEADLINES, NO_VALUE, find, picture_title
 from curvlab.lab.reporting.report import build_report, main, pages
 from curvlab.lab.reporting.results import read_results
@@ -187,6 +188,17 @@ def test_the_committed_pages_come_to_the_first_target_soon(committed: dict[str, 
 )  # fmt: skip
 def test_a_claim_that_is_not_reproduced_has_a_cause_of_the_list(name: str, verdict: str, why: str | None) -> None:
     assert cause(name, verdict) == why
+
+
+def test_every_cause_is_that_of_a_published_claim() -> None:
+    told = {
+        (f"{folder.key}/{result.claim.id}", cause(f"{folder.key}/{result.claim.id}", result.verdict))
+        for folder in read_results(ROOT / "results")
+        for result in own_claims(folder.paper, folder)
+    }
+    for why, patterns in yaml.safe_load(PATTERNS.read_text(encoding="utf-8")).items():
+        for pattern in patterns:
+            assert any(each == why and fnmatchcase(name, pattern) for name, each in told), pattern
 
 
 def test_what_explains_a_claim_that_is_not_reproduced_is_published() -> None:

@@ -367,7 +367,7 @@ def test_a_preset_may_be_named_and_other_overrides_are_told_apart(
     assert not (tmp_path / "rank1/fig1/embedded").exists()
     assert gather([*line, "rule=b,c"]) == 2
     assert "not rule=b,c: it puts together" in (said := capsys.readouterr().err)
-    assert said.endswith("Write: gather rank1-fig1 preset=laptop\n")
+    assert said.endswith(f"Write: gather rank1-fig1 preset=laptop results.root={tmp_path}\n")
     assert gather(["rank1-fig1", "preset=paper"], tmp_path) == 1
     assert "no finished variation of rank1-fig1 at preset paper" in capsys.readouterr().err
 

@@ -214,10 +214,9 @@ def _claims_table(folder: ResultFolder) -> list[str]:
 
     The note of a claim of the paper's own that is not reproduced begins with its cause.
     """
-    paper = folder.key.partition("/")[0]
     whys = {
         result.claim.id: f"{why.capitalize()}: " * (result.verdict in (NOT_REPRODUCED, REFUTED))
-        for result in (causes.own_claims(paper, folder) if paper != "benchmarks" else ())
+        for result in (causes.own_claims(folder.paper, folder) if folder.paper != "benchmarks" else ())
         if (why := causes.cause(f"{folder.key}/{result.claim.id}", result.verdict))
     }
     by_statement: dict[str, list[tuple[str, ClaimResult]]] = {}
@@ -319,7 +318,7 @@ def _hours(shown: Mapping[str, Sequence[ResultFolder]]) -> str:
             of = "our own benchmarks" if paper == "benchmarks" else f"the papers at `{folder.preset}`"
             hours[of] += folder.record.get("unit_seconds") or 0
     listed = ", ".join(f"{name} {own / 3600:.1f}" for name, own in sorted(hours.items()))
-    return f"In all {sum(hours.values()) / 3600:.1f} hours: {listed}."
+    return f"In all {sum(hours.values()) / 3600:.1f} hours, what targets share once for each: {listed}."
 
 
 def _left_open(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str, str]) -> list[str]:

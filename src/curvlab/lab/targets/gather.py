@@ -38,12 +38,13 @@ def gather(names: Sequence[str], root: str | Path = "results") -> int:
     """
     typed = dict(name.lstrip("+").partition("=")[::2] for name in names if "=" in name)
     names = [name for name in names if "=" not in name and name not in ("-m", "--multirun")]
+    kept = [f"{key}={value}" for key, value in typed.items() if key in ("preset", "results.root")]
     only, root = typed.pop("preset", ""), typed.pop("results.root", root)
     if typed:
         given, plain = " ".join(f"{key}={value}" for key, value in typed.items()), " ".join(names) or "TARGET"
         print(
             f"error: gather takes preset= and results.root=, not {given}: it puts together whatever was swept. "
-            f"Write: gather {plain}{f' preset={only}' * bool(only)}",
+            f"Write: gather {' '.join([plain, *kept])}",
             file=sys.stderr,
         )
         return 2

@@ -5,12 +5,13 @@ make ngd-fig4 PRESET=smoke|embedded|laptop|paper ARGS="branches.ngd.alpha=4 seed
 SGD trains to the split; from there it goes on, beside NGD at the same learning rate. The paper's update size is
 ‖∇L‖ for SGD and ‖F_s⁻¹∇L‖ for NGD, ours is ‖Δw‖/lr, which is the same. The claims are judged on Kaldi's NGD with
 its output rescaled to the gradient's norm (`ngd`, as in all targets), whose update size is ‖∇L‖ by construction;
-`update-norm-steady` alone is judged on the one that is not rescaled.
-Beside it stand the same without rescaling (`ngd-unrescaled`), which only shrinks the gradient, and on a small net
-Eqs. 6 and 7 literally, with the full Fisher matrix of each batch (`exact-ngd`), where nothing bounds the size.
-Branches see the same batches. An estimate counts as an LLC only where the chains have mixed and stayed above the
-minimum near the weights (`valid`), from which it is measured: the split is no minimum, and from the weights, as in
-the paper (`llc_raw`), the estimate lacks what the loss can still fall (`descent`).
+`update-norm-steady` alone is judged on the one that is not rescaled. Beside it stand the same without rescaling
+(`ngd-unrescaled`), which only shrinks the gradient, and on a small net Eqs. 6 and 7 literally, with the full
+Fisher matrix of each batch (`exact-ngd`), where nothing bounds the size. Branches see the same batches. In the
+paper's own setting the LLC is estimated at the split and at the end alone. An estimate counts as an LLC only
+where the chains have mixed and stayed above the minimum near the weights (`valid`), from which it is measured:
+the split is no minimum, and from the weights, as in the paper (`llc_raw`), the estimate lacks what the loss can
+still fall (`descent`).
 
 The paper splits when the LLC has stabilised. In its own setting (`laptop`, 256-256) this is not quite so: SGD's
 LLC goes on from 65 to 77 in the eight epochs after the split, so NGD's rise is to be compared with SGD's.

@@ -61,7 +61,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
         overfitting.draw_estimates(llc, own, "llc", labels["llc"])
         overfitting.draw_trace(trace, own, labels["trace"])
         losses.set_title(task, loc="left")
-    note = f"{overfitting.note(table)}; of tr(H) the geometric mean\n{LOWEST}"
+    note = f"{overfitting.note(computed)}; of tr(H) the geometric mean\n{LOWEST}"
     panels.legend(figure, title=note, axes=[figure.axes[0]])
     paths = overfitting.draw_paths(table, labels | {"validation_accuracy": "validation accuracy"})
     return {"figure.png": figure, "figure_more.png": paths}

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from omegaconf import DictConfig
 from scipy import stats
 
-from curvlab.lab import Claim, ClaimResult, Interval, Run, judge, out_of_reach, panels, t_interval
+from curvlab.lab import Claim, ClaimResult, Computed, Interval, Run, judge, out_of_reach, panels, t_interval
 from curvlab.lab.reporting.plots import MIN_SEEDS
 from experiments.ngd.sampling import curvature_cutoff
 from experiments.ngd.trajectories import trajectories
@@ -270,9 +270,12 @@ def for_readers(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(optimizer=table.optimizer.str.upper())
 
 
-def note(table: pd.DataFrame) -> str:
-    """Say what bands, rings and lines are."""
-    return NOTE.format(panels.seeds(table.groupby("task").seed.nunique()))
+def note(computed: Computed) -> str:
+    """Say what bands, rings and lines are, and the learning rates beside the paper's."""
+    rates = {name.upper(): each["lr"] for name, each in computed.config["optimizers"].items()}
+    told = ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
+    seeds = panels.seeds(computed["table"].groupby("task").seed.nunique())
+    return f"{NOTE.format(seeds)}\nlearning rates: {told}; the paper's {PAPER['optimizers.ngd.lr']:g}"
 
 
 def draw_losses(ax: Axes, table: pd.DataFrame) -> None:

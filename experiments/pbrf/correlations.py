@@ -7,7 +7,7 @@ that scaling whose correlation with the PBRF is highest (the paper tunes it and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -279,7 +279,7 @@ class Judged:
         def values(of: str, way: str = judged) -> pd.Series:
             return self.values(response, coefficient, way, estimate=of)
 
-        return self.result(name, values, stats.mean_correlation, estimate=estimate)
+        return self.result(name, values, stats.mean_correlation, estimate=estimate, responses=(response,))
 
     def difference(self, name: str, first: str, second: str, *, estimate: str | None = None) -> ClaimResult:
         """Judge how much more influence correlates with the first response than with the second, seed by seed."""
@@ -287,7 +287,7 @@ class Judged:
         def values(of: str, way: str = "over_test") -> pd.Series:
             return self.values(first, way=way, estimate=of) - self.values(second, way=way, estimate=of)
 
-        return self.result(name, values, stats.mean, estimate=estimate)
+        return self.result(name, values, stats.mean, estimate=estimate, responses=(first, second))
 
     def result(
         self,
@@ -296,8 +296,12 @@ class Judged:
         statistic: Callable[..., tuple[float, Interval]],
         *,
         estimate: str | None = None,
+        responses: Collection[str] = (),
     ) -> ClaimResult:
-        """Judge a statistic over seeds of `values(estimate, way)`; the explanation has all estimates and ways."""
+        """Judge a statistic over seeds of `values(estimate, way)`; the explanation has all estimates and ways.
+
+        `responses`: those that it is of, for the note of `too_short`.
+        """
         claim, chosen, missing = self.claims.claim(name, of=self.task), estimate or self.lissa(), ""
         if EXACT not in self.estimates and chosen in (None, EXACT):
             return out_of_reach(claim, NO_EXACT if chosen else arrived(is_exact=False, residual=np.nan))
@@ -310,8 +314,9 @@ class Judged:
         others = ", ".join(
             f"{other} {values(other, 'over_test').mean(skipna=False):.2f}" for other in self.estimates
         )
+        short = self.too_short() if PBRF in responses and chosen.startswith("LiSSA") else ""
         few = " With one seed nothing is decided." if len(found) == 1 else ""
-        why = f"By {chosen}: {ways}. Over test examples by {others}.{few}{self.too_short()} {self.solved()}"
+        why = f"By {chosen}: {ways}. Over test examples by {others}.{few}{short} {self.solved()}"
         result = judge(claim, *statistic(found), if_not_reproduced=why)
         if missing:
             return replace(result, verdict=OUT_OF_REACH, explanation=f"{missing} {why}")

@@ -184,7 +184,20 @@ def without_paths(value: Any) -> Any:
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Write `folder`/run.json in one step."""
-    write_atomically(folder / RECORD, (json.dumps(record, indent=1) + "\n").encode())
+    write_atomically(folder / RECORD, (_lines(record, depth=2) + "\n").encode())
+
+
+def _lines(value: Any, *, depth: int, indent: str = "") -> str:
+    """Return JSON with a line for each entry, `depth` levels down: what lies deeper, a unit say, is one line."""
+    if depth == 0 or not value or not isinstance(value, Mapping | list | tuple):
+        return json.dumps(value)
+    inner = indent + " "
+    below = partial(_lines, depth=depth - 1, indent=inner)
+    if isinstance(value, Mapping):
+        left, entries, right = "{", [f"{json.dumps(key)}: {below(entry)}" for key, entry in value.items()], "}"
+    else:
+        left, entries, right = "[", [below(entry) for entry in value], "]"
+    return f"{left}\n{inner}" + f",\n{inner}".join(entries) + f"\n{indent}{right}"
 
 
 def sign(folder: Path, act: str, commit: Commit) -> None:

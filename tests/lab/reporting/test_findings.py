@@ -31,7 +31,7 @@ HELD = {"a/b/c": judge(CLAIM, 0.951, Interval(0.93, 0.97, "t 95 %, 3 seeds", 3),
     [
         ("o", "out of reach"), ("", "out of reach"), ("roo", "reproduced"), ("rrud", "direction only"),
         ("rrr ud", "reproduced"), ("ru", "undecided"), ("du", "undecided"), ("ddu", "direction only"),
-        ("rn", "in part"), ("df", "in part"), ("nu", "not reproduced"), ("nuu", "undecided"),
+        ("rn", "in part"), ("df", "in part"), ("nu", "not reproduced"), ("nuu", "not reproduced"),
         ("fo", "not reproduced"),
     ],
 )  # fmt: skip
@@ -101,9 +101,9 @@ def test_every_sentence_has_its_value_and_every_pattern_its_claims(committed) ->
                 assert any(re.fullmatch(bare, name) for name in finding.results), pattern
 
 
-# What to do because of it: a clause that begins with one of these, after a full stop, a colon or "on networks".
-ADVICE = "check|compare|compute|do not|draw|expect|keep|look|measure|pay|plan|prefer|read|rely|say|score|state"
-ADVISES = re.compile(rf"(?i)[.:] (on a? ?converged networks? )?({ADVICE}|take|try|use)\b|, take ")
+# What to do because of it: a clause that begins with one of these, after a full stop or a colon.
+ADVICE = "check|compare|compute|do not|draw|expect|keep|look|measure|pay|plan|prefer|read|rely|say|state"
+ADVISES = re.compile(rf"(?i)[.:] ({ADVICE}|take|try|use)\b|, take ")
 
 
 def test_no_number_of_ours_is_typed_and_a_finding_has_one_and_an_advice() -> None:
@@ -112,7 +112,7 @@ def test_no_number_of_ours_is_typed_and_a_finding_has_one_and_an_advice() -> Non
         for sentence in (entry["found"], *(headline["finding"] for headline in entry["headlines"])):
             assert len(re.findall(r"\{", sentence)) == 1, f"{paper}: {sentence}"
             assert ADVISES.search(sentence), f"{paper}: what to do? {sentence}"
-            assert len(sentence.split()) <= 45, f"{paper}: {sentence}"
+            assert len(sentence.split()) <= 50, f"{paper}: {sentence}"
             typed = re.sub(rf"\{{[^}}]*\}}|{names}", "", sentence)
             assert not re.search(r"\d", typed), f"{paper}: {sentence}"
     words = yaml.safe_load(WORDS.read_text(encoding="utf-8"))

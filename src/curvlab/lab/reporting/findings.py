@@ -33,13 +33,13 @@ not reproduced or refuted of the others:
 
     out of reach       none is left
     in part            N > 0 and R + D > 0
-    not reproduced     R = D = 0 and N >= U
+    not reproduced     N > 0 and R = D = 0
     reproduced         N = 0 and R > D + U
     direction only     N = 0, not reproduced, and R + D > U
     undecided          otherwise
 
-The sides differ at N = U and R = U: a headline says that all of its claims hold. One that fails contradicts it;
-one that holds does not settle those that are open.
+A headline says that all of its claims hold: one that fails contradicts it, one that holds does not settle those
+that are open. Until 2026-11-28 "not reproduced" asked for N >= U, too.
 """
 
 from __future__ import annotations
@@ -130,9 +130,10 @@ class Finding:
     shown: ClaimResult | None
 
     @property
-    def sentence(self) -> str:
-        """What was found; the sentences after it say what to do."""
-        return re.split(r"(?<=\.) (?=[A-Z])", self.text)[0]
+    def short(self) -> str:
+        """What was found, the first sentence, and what to do because of it, the last."""
+        sentences = re.split(r"(?<=\.) (?=[A-Z])", self.text)
+        return " ".join(dict.fromkeys((sentences[0], sentences[-1])))
 
 
 @dataclass(frozen=True)
@@ -249,7 +250,7 @@ def headline_verdict(verdicts: Iterable[str]) -> str:
     if failed and reproduced + direction:
         return IN_PART
     if failed:
-        return NOT_REPRODUCED if failed >= undecided else UNDECIDED
+        return NOT_REPRODUCED
     if reproduced > direction + undecided:
         return REPRODUCED
     return DIRECTION_ONLY if reproduced + direction > undecided else UNDECIDED
@@ -296,6 +297,8 @@ def written(value: float, digits: int = 2) -> str:
     size = abs(value)
     if 0.995 <= size < 1 or 99.5 <= size < 100:  # not quite all
         text = f"{size:.4g}"
+    elif 1 < size < 1.05:  # hardly more
+        text = f"{size:.3g}"
     else:
         text = f"{size:,.0f}" if 10 ** (digits - 1) <= size < 1e5 else f"{size:.{digits}g}"
     text = re.sub(r"e([+-])0*", r"e\1", text).replace("e+", "e")

@@ -100,7 +100,7 @@ def _first_page(
         for finding in told[paper].findings:
             place = places.get(finding.headline.shown.rpartition("/")[0])
             verdict = f"[{finding.verdict}]({place})" if place else finding.verdict
-            rows.append((cell(finding.headline.says), verdict, cell(finding.sentence)))
+            rows.append((cell(finding.headline.says), verdict, cell(finding.short)))
         lines += [*markdown(("it says", "verdict", "found"), rows), ""]
         for folder in largest_judged(shown[paper]):
             if folder.key == told[paper].picture and folder.pictures:

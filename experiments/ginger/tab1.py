@@ -109,7 +109,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
                 given |= {setting: optimizer.get(setting) for setting in ("damping", "clip")}
                 size = task.settings.batch_size * racer.batch_factor
                 cost = cost_of_a_step(task, optimizer=optimizer, batch_size=size)
-                if name in WORKING and optimizer.get("clip"):
+                if name in WORKING and optimizer.get("clip") and rank == task.settings.tuned_rank:
                     how = {"num_steps": task.final_steps(racer), "batch_size": size}
                     clips.append(pd.DataFrame(clipped(task, optimizer=optimizer, **how)).assign(**place))
                 for seed in task.settings.seeds:
@@ -329,7 +329,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     table = table.assign(percent=100 * table[ACCURACY])
     first = table.task == table.task.iloc[0]
     figures = {"figure.png": _table_1(table[first], computed["paper"], _beside(table[~first]))}
-    own = table[table.racer.isin(list(WORKING))]
+    own = table[table.racer.isin(list(WORKING)) & (table["rank"].isna() | (table["rank"] == rank))]
     own = own[own.groupby("task").racer.transform("nunique") > 1]  # momentum alone takes nothing apart
     own = _with_last_epoch(own, computed["curves"])
     shown = own.assign(decades=np.log10(own.last_epoch))

@@ -228,7 +228,7 @@ def branch_measures(table: pd.DataFrame) -> pd.DataFrame:
     llc_split over all seeds (that of one seed may be near 0). llc_growth: the slope from the split to the first
     checkpoint after it. llc_end: mean LLC of the checkpoints in the second half, if all are valid. Only valid
     estimates count; where the estimate at the split is invalid, those after it are taken. A slope takes points
-    over at least half of its epochs. llc_raw_...: the same of the LLC from the weights, at the same checkpoints.
+    over at least half of its epochs. llc_raw_...: the same of the LLC from the weights, valid or not.
 
     update_norm_ratio, step_norm_ratio: mean of ‖Δw‖/lr and of ‖Δw‖ over the epochs after the split, over that of
     as many epochs before it; update_norm_first: the same of the first epoch after the split. step_norm_end: ‖Δw‖
@@ -252,6 +252,8 @@ def branch_measures(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _llc_measures(before: pd.DataFrame, after: pd.DataFrame, column: str) -> dict[str, float]:
+    if column == "llc_raw":  # as the paper measures it none is refused
+        before, after = (rows.assign(valid=rows[column].notna()) for rows in (before, after))
     split, last = before.iloc[-1], after.epoch.max()
     half, first = (split.epoch + last) / 2, after[after[column].notna()].epoch.min()
     usable, late = after[after.valid], after[(after.epoch > half) & after[column].notna()]

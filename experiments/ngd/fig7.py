@@ -44,7 +44,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
                 claim = claims.claim(f"{quantity}-increases", of=f"{optimizer}-{task}", **words)
                 results.append(overfitting.judge_increases(claim, since, ends, optimizer, quantity))
             raw = claims.claim("llc-raw-increases", of=f"{optimizer}-{task}", **words)
-            results.append(overfitting.judge_raw_increase(raw, since, optimizer))
+            results.append(overfitting.judge_raw_increase(raw, own, since, optimizer))
             for quantity in QUANTITIES:
                 claim = claims.claim(f"{quantity}-sign", of=f"{optimizer}-{task}", **words)
                 results.append(overfitting.judge_sign(claim, changes, ends, optimizer, quantity))

@@ -43,7 +43,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             overfitting.judge_sign(claims.claim("wbic-sign-ngd", of=of_task), changes, ends, "ngd", "wbic"),
             _follows_validation_loss(claims.claim("wbic-follows-validation-loss-ngd", of=of_task), since, terms),
             overfitting.judge_raw_increase(
-                claims.claim("wbic-raw-increases-ngd", of=of_task), since, "ngd", "wbic"
+                claims.claim("wbic-raw-increases-ngd", of=of_task), own, since, "ngd", "wbic"
             ),
         ]
     return results

@@ -7,7 +7,7 @@ The validation labels stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -112,27 +112,30 @@ def overfitted(since: pd.DataFrame, optimizer: str, quantity: str) -> pd.DataFra
 PLACE = ["task", "optimizer", "quantity"]
 
 
-def changes_by_last_epoch(table: pd.DataFrame) -> pd.DataFrame:
+def changes_by_last_epoch(table: pd.DataFrame, change: str = "change") -> pd.DataFrame:
     """Return every change that is judged, of the table cut off at each checkpoint: one row for each that there is.
 
     Columns: task, optimizer, quantity (llc, trace, wbic), last_epoch, the checkpoint at which training ends, seed,
     change. All as in `since_minimum` of the checkpoints up to there: the minimum of the validation loss is the
-    smallest so far, only seeds count whose validation loss has risen by then, and only valid estimates.
+    smallest so far, only seeds count whose validation loss has risen by then, and only valid estimates, or with
+    `change` "sampled_change" all.
     """
     parts = []
     for epoch in sorted(table.epoch.unique())[1:]:
         since = since_minimum(table[table.epoch <= epoch])
         for (_, optimizer), own in since.groupby(["task", "optimizer"], sort=False):
             for quantity in JUDGED:
-                used = overfitted(own, str(optimizer), quantity).dropna(subset="change")
-                parts.append(used[[*PLACE, "seed", "change"]].assign(last_epoch=epoch))
+                used = overfitted(own, str(optimizer), quantity).dropna(subset=change)
+                parts.append(used[[*PLACE, "seed"]].assign(change=used[change], last_epoch=epoch))
     return pd.concat(parts, ignore_index=True)[[*PLACE, "last_epoch", "seed", "change"]]
 
 
-def last_epoch_table(table: pd.DataFrame, changes: pd.DataFrame) -> pd.DataFrame:
+def last_epoch_table(
+    table: pd.DataFrame, changes: pd.DataFrame, mean: Callable[[ArrayLike], tuple[float, Interval]] | None = None
+) -> pd.DataFrame:
     """Return one row for each task, optimizer, quantity and checkpoint at which training might have ended.
 
-    `changes` are `changes_by_last_epoch` of the table.
+    `changes` are `changes_by_last_epoch` of the table, `mean` is `mean_change` unless given.
 
     Columns: seeds, those that overfit by then and have the quantity; change, low, high, their `mean_change`, with
     an interval for three or more; sign: rises or falls where the whole interval does, undecided elsewhere, none
@@ -147,7 +150,7 @@ def last_epoch_table(table: pd.DataFrame, changes: pd.DataFrame) -> pd.DataFrame
                 row: dict[str, Any] = {"task": task, "optimizer": optimizer, "quantity": quantity}
                 row |= {"last_epoch": epoch, "seeds": len(values), "change": np.nan, "low": np.nan, "high": np.nan}
                 if len(values):
-                    row["change"], interval = mean_change(values)
+                    row["change"], interval = (mean or mean_change)(values)
                 if len(values) >= MIN_SEEDS:
                     row |= {"low": interval.low, "high": interval.high}
                 rows.append(row | {"sign": _sign(row)})
@@ -195,7 +198,34 @@ def judge_increases(  # noqa: PLR0917
         f"training loss goes from {used.train_loss_first.mean():.3g} to {used.train_loss_last.mean():.3g}: the "
         "curvature of the cross-entropy vanishes where that nears zero."
     )
-    change, interval = mean_change(used.change)
+    return _wherever_it_ends(claim, *mean_change(used.change), ends, f"{why} {more}")
+
+
+def judge_raw_increase(
+    claim: Claim, table: pd.DataFrame, since: pd.DataFrame, optimizer: str, quantity: str = "llc"
+) -> ClaimResult:
+    """Judge the change of LLC or WBIC as the paper measures it: every estimate, valid or not, from the weights.
+
+    Wherever training ends, as `judge_increases`; means of changes, since an estimate from the weights may be
+    below 0. `table` has the checkpoints of the task.
+    """
+    used = overfitted(since, optimizer, quantity).dropna(subset="sampled_change")
+    if (lacking := why_none(since, optimizer, used)) is not None:
+        return out_of_reach(claim, lacking)
+    ends = last_epoch_table(table, changes_by_last_epoch(table, "sampled_change"), _mean)
+    ends = ends[(ends.optimizer == optimizer) & (ends.quantity == quantity) & (ends.seeds >= MIN_SEEDS)]
+    why = "From the minimum of the validation loss to the last checkpoint."
+    return _wherever_it_ends(claim, *_mean(used.sampled_change), ends, why)
+
+
+def _mean(changes: ArrayLike) -> tuple[float, Interval]:
+    return float(np.mean(changes)), t_interval(np.asarray(changes, dtype=float))
+
+
+def _wherever_it_ends(
+    claim: Claim, change: float, interval: Interval, ends: pd.DataFrame, why: str
+) -> ClaimResult:
+    """Judge a change at the last checkpoint by all the intervals of `ends`, rows of `last_epoch_table`."""
     if len(ends):
         low, high = min(ends.low.min(), interval.low), max(ends.high.max(), interval.high)
         kind = (
@@ -205,16 +235,7 @@ def judge_increases(  # noqa: PLR0917
         if low < 0 < high and set(ends.sign) >= {"rises", "falls"}:
             texts = [_told(row) for row in ends.to_dict("records")]
             why = f"It depends on where training ends, by its last epoch: {', '.join(texts)}. {why}"
-    return judge(claim, change, interval, if_not_reproduced=f"{why} {more}")
-
-
-def judge_raw_increase(claim: Claim, since: pd.DataFrame, optimizer: str, quantity: str = "llc") -> ClaimResult:
-    """Judge the change of LLC or WBIC as the paper measures it: every estimate, valid or not, from the weights."""
-    used = overfitted(since, optimizer, quantity).dropna(subset="sampled_change")
-    if (lacking := why_none(since, optimizer, used)) is not None:
-        return out_of_reach(claim, lacking)
-    found, why = used.sampled_change, "From the minimum of the validation loss to the last checkpoint."
-    return judge(claim, found.mean(), t_interval(found), if_not_reproduced=why)
+    return judge(claim, change, interval, if_not_reproduced=why)
 
 
 def judge_sign(

@@ -202,8 +202,12 @@ class ClaimResult:
 
     @property
     def weighed(self) -> str:
-        """The verdict in a headline, where what was measured and not asked for want of power is undecided."""
-        powerless = self.verdict == NOT_ASKED and self.explanation.startswith("Measured ")
+        """The verdict in a headline, where what was measured and not asked for want of power is undecided.
+
+        A value of fewer than three seeds is shown alone, there as elsewhere.
+        """
+        measured = self.interval is not None and not self.interval.has_too_few_samples
+        powerless = self.verdict == NOT_ASKED and measured and self.explanation.startswith("Measured ")
         return UNDECIDED if powerless else self.verdict
 
 

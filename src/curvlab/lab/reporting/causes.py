@@ -25,7 +25,7 @@ MISPRINT, WRONG, ROUNDING, UNEXPLAINED = "misprint", "refuted", "rounding", "not
 FALSE = "false as printed"  # in the place of "refuted": what `false_statements` counts, whatever its verdict
 FALSE_KINDS = (MISPRINT, WRONG)
 CAUSES: Mapping[str, str] = {
-    "regime": "holds for other networks than some that were tried, of another training loss",
+    "regime": "holds for other networks or settings of training than some that were tried",
     "reduced scale": "fewer weights, examples or epochs than in the paper",
     "power": "undecided: too few seeds, examples or units for the criterion",
     MISPRINT: "a sign, a factor or a number as printed; mended, it holds",

@@ -15,6 +15,7 @@ from matplotlib.artist import Artist
 from matplotlib.colors import to_hex, to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from PIL import Image
 
 from curvlab.lab import Computed, all_targets, panels, plots
 from curvlab.lab.claims import load_claims
@@ -73,7 +74,15 @@ def test_hues_of_published_pictures_are_of_methods_and_titles_are_of_two_lines(p
             assert len(figure.get_suptitle().splitlines()) <= 2, figure.get_suptitle()
 
 
-def test_the_check_above_finds_a_setting_with_a_methods_hue_and_a_method_with_anothers() -> None:
+def test_no_published_picture_is_cut_at_an_edge() -> None:
+    cut = {}
+    for path in sorted((ROOT / "results").rglob("figure*.png")):
+        pixels = np.asarray(Image.open(path).convert("L"))
+        cut[path.relative_to(ROOT).as_posix()] = min(edge.min() for edge in (*pixels[[0, -1]], *pixels.T[[0, -1]]))
+    assert {name: darkest for name, darkest in cut.items() if darkest < 200} == {}
+
+
+def test_the_first_check_finds_a_setting_with_a_methods_hue_and_a_method_with_anothers() -> None:
     figure, axes = plots.figure()
     table = pd.DataFrame(
         {"x": [1, 2, 1, 2], "y": [1.0, 2.0, 3.0, 4.0], "of": ["NGD", "NGD", "width 3", "width 3"]}

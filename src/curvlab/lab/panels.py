@@ -91,10 +91,9 @@ def legend(
             ncols=number,
             frameon=False,
             fontsize=size,
-            title=title or None,
-            title_fontproperties=FontProperties(size=size),
         )
         if number == 1 or made.get_window_extent().width <= figure.bbox.width:
+            made.set_title(title, FontProperties(size=size))  # `plots.write_png` breaks its lines
             break
         made.remove()
 

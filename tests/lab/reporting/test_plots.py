@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from io import BytesIO
 from pathlib import Path
 
@@ -180,6 +181,28 @@ def test_a_title_that_reaches_into_its_neighbours_is_broken_into_lines(tmp_path:
     assert all("\n" in title for title in titles[:2])
     boxes = [ax.title.get_window_extent() for ax in axes[0]]
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+
+
+def test_what_is_too_wide_for_a_picture_is_broken_into_lines_and_what_is_cut_is_told(tmp_path: Path) -> None:
+    drawing, axes = plots.figure(panel_size=(4.0, 6.0))
+    entries = [" ".join([word] * 30) for word in ("first", "second")]
+    for entry in entries:
+        axes[0, 0].plot([1, 2], [1, 2], label=entry)
+    panels.legend(drawing, title=f"{'the note ' * 30}\nits second line")
+    drawing.supxlabel("what is below " * 20)
+    with warnings.catch_warnings(action="error"):
+        plots.write_png(drawing, tmp_path / "wrapped.png")
+    (legend,) = drawing.legends
+    assert legend.get_title().get_text().endswith("\nits second line")
+    assert [text.get_text().replace("\n", " ") for text in legend.get_texts()] == entries
+    for artist in (legend, legend.get_title(), *legend.get_texts(), *drawing.texts):
+        box = artist.get_window_extent()
+        assert box.x0 >= 0 and box.x1 <= drawing.bbox.width, artist
+    pixels = np.asarray(Image.open(tmp_path / "wrapped.png").convert("L"))
+    assert pixels[:, [0, -1]].min() == 255
+    axes[0, 0].text(1.0, 0.5, "far off", transform=drawing.transFigure)
+    with pytest.warns(UserWarning, match=r"cut.png: cut at the edge, write it shorter: far off"):
+        plots.write_png(drawing, tmp_path / "cut.png")
 
 
 # --- Panels draw the numbers of their columns: offsets, line data, legend entries of one made-up table

@@ -11,6 +11,7 @@ import io
 import math
 import re
 import textwrap
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,8 @@ def write_png(drawing: Figure, path: Path) -> None:
     """Write a PNG of 110 dpi and 160 colours, without date and version: the same figure gives the same bytes.
 
     160 colours show a plot as it is, pale bands included. A hyphen before a number becomes a minus.
+    Titles and notes that are too wide are broken into lines, labels made smaller; of a text that reaches over the
+    edge all the same a UserWarning tells.
     """
     if path.suffix != ".png":
         raise ValueError(f"figures are written as PNG, got {path.name!r}; name it {path.stem}.png.")
@@ -122,6 +125,7 @@ def write_png(drawing: Figure, path: Path) -> None:
         if "$" not in (words := text.get_text()):
             text.set_text(re.sub(r"(?<![\w.)-])-(?=\.?\d)", "−", words))
     if (engine := drawing.get_layout_engine()) is not None:
+        _break_notes(drawing)
         engine.execute(drawing)
         if _wrap_titles(drawing):
             engine.execute(drawing)
@@ -129,6 +133,8 @@ def write_png(drawing: Figure, path: Path) -> None:
         _shrink_what_is_cut(drawing)
     buffer = io.BytesIO()
     drawing.savefig(buffer, format="png", dpi=_DPI, metadata={"Software": None})
+    if cut := _cut(drawing):  # legends have their place once they are drawn
+        warnings.warn(f"{path.name}: cut at the edge, write it shorter: {'; '.join(cut)}", stacklevel=2)
     write_atomically(path, quantised(buffer.getvalue()))
 
 
@@ -141,12 +147,41 @@ def _wrap_titles(drawing: Figure) -> bool:
         others = [other for other in boxes if other is not box]
         if box.x0 >= 0 and box.x1 <= drawing.bbox.width and not any(map(box.overlaps, others)):
             continue
-        lines, panel = title.get_text().splitlines(), ax.get_window_extent().width
-        letters = max(int(1.1 * panel / box.width * max(map(len, lines))), 12)
-        text = "\n".join(part for line in lines for part in textwrap.wrap(line, letters, break_long_words=False))
+        text = _broken(title, 1.1 * ax.get_window_extent().width)
         wrapped |= text != title.get_text()
         title.set_text(text)
     return wrapped
+
+
+def _broken(text: Text, width: float) -> str:
+    """Return a text with its lines broken where they are wider than so many pixels."""
+    lines = text.get_text().splitlines()
+    letters = max(int(width / text.get_window_extent().width * max(map(len, lines))), 12)
+    return "\n".join(part for line in lines for part in textwrap.wrap(line, letters, break_long_words=False))
+
+
+def _break_notes(drawing: Figure) -> None:
+    """Break the lines of notes and legends that are wider than the picture: no layout makes room for them."""
+    width = drawing.bbox.width
+    rooms = {each: 0.99 * width for each in drawing.texts}  # suptitle and supxlabel are among them
+    for legend in drawing.legends:
+        rooms |= {legend.get_title(): 0.98 * width} | dict.fromkeys(legend.get_texts(), 0.9 * width)
+    for text, room in rooms.items():
+        if text.get_window_extent().width > room:
+            text.set_text(_broken(text, 0.97 * room))  # lines of as many letters are not equally wide
+
+
+def _cut(drawing: Figure) -> list[str]:
+    """Return the texts that reach over the picture's edge by more than two pixels.
+
+    Not of ticks: matplotlib keeps those beyond the axes, unseen.
+    """
+    axes = [axis for ax in drawing.axes for axis in (ax.xaxis, ax.yaxis)]
+    ticks = {label for axis in axes for label in (*axis.get_majorticklabels(), *axis.get_minorticklabels())}
+    canvas = drawing.bbox.padded(2)
+    seen = [each for each in drawing.findobj(Text) if each.get_visible() and each not in ticks]
+    boxes = [(text.get_text(), text.get_window_extent()) for text in seen if text.get_text().strip()]
+    return [text for text, box in boxes if not (canvas.contains(*box.min) and canvas.contains(*box.max))]
 
 
 def _titles(ax: Axes) -> list[Text]:

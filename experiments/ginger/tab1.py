@@ -328,7 +328,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     table, rank = computed["table"], int(computed.config["tuned_rank"])
     table = table.assign(percent=100 * table[ACCURACY])
     first = table.task == table.task.iloc[0]
-    figures = {"figure.png": _table_1(table[first], computed["paper"], _beside(table[~first]))}
+    figures = {"figure.png": _table_1(table[first], computed["paper"])}
     own = table[table.racer.isin(list(WORKING)) & (table["rank"].isna() | (table["rank"] == rank))]
     own = own[own.groupby("task").racer.transform("nunique") > 1]  # momentum alone takes nothing apart
     own = _with_last_epoch(own, computed["curves"])
@@ -338,10 +338,13 @@ def draw(computed: Computed) -> dict[str, Figure]:
         "decades": "log₁₀ of last epoch's loss / momentum's",
     }
     works = draw_what_works(shown, computed["clipped"], labels, by="task", rank=rank)
+    note = f"of the table: {_settings(table[first], computed['paper'])}{_beside(table[~first])}"
+    panels.legend(works, title=note, axes=[])
     return figures | {"figure_more.png": works}
 
 
-COLUMNS = {  # of Table 1: heading, scale, format, and whether more is better
+RACERS = [*BASELINES, "ginger", "ginger_published"]  # of Table 1
+COLUMNS = {  # of it: heading, scale, format, and whether more is better
     "accuracy": ("accuracy\n%", 100, "{:.2f}", True),
     "validation_loss": ("valid.\nloss", 1, "{:.3f}", False),
     "min_train_loss": ("training\nloss, 1e-6", 1e6, "{:.3g}", False),
@@ -353,9 +356,7 @@ BETTER, WORSE = "#CFE8CF", "#F6D5CC"
 def _beside(table: pd.DataFrame) -> str:
     """Return a line for each further task: the accuracies of the paper's four and published Ginger."""
     lines = []
-    for task, own in table[table.racer.isin([*BASELINES, "ginger", "ginger_published"])].groupby(
-        "task", sort=False
-    ):
+    for task, own in table[table.racer.isin(RACERS)].groupby("task", sort=False):
         found = [
             f"{rows.label.iloc[0]} {value:.2f} ± {(interval.high - interval.low) / 2:.2f}"
             for _, rows in own.groupby("racer", sort=False)
@@ -365,18 +366,24 @@ def _beside(table: pd.DataFrame) -> str:
     return "".join(lines)
 
 
-def _table_1(own: pd.DataFrame, paper: pd.DataFrame, beside: str) -> Figure:
-    """Return Table 1: the paper's four and published Ginger, ours beside the printed ResNet-18, against Adam.
+def _settings(own: pd.DataFrame, paper: pd.DataFrame) -> str:
+    """Return how Table 1 trains Ginger, and the most memory of all ranks."""
+    chosen = own[own.racer == "ginger"].iloc[0]
+    clip = "without clip" if np.isnan(chosen["clip"]) else f"clip {chosen['clip']:g}"
+    both = (_over_adams(of[of.racer.isin(RACERS)]) for of in (own, paper[paper.model == "ResNet-18"]))
+    most, printed = (f"{of[of['rank'].notna()].memory.max():.2f}" for of in both)
+    return (
+        f"Ginger at damping {chosen.damping:g}, {clip}, chosen on validation; as published: 1e-05, clip 1\n"
+        f"memory: at most {most} times Adam's, the paper's {printed}"
+    )
 
-    `beside` stands below: the accuracies of further tasks.
-    """
-    shown_racers = [*BASELINES, "ginger", "ginger_published"]
-    of_ours = _over_adams(own[own.racer.isin(shown_racers)].assign(accuracy=own[ACCURACY]))
+
+def _table_1(own: pd.DataFrame, paper: pd.DataFrame) -> Figure:
+    """Return Table 1: the paper's four and published Ginger, ours beside the printed ResNet-18, against Adam."""
+    of_ours = _over_adams(own[own.racer.isin(RACERS)].assign(accuracy=own[ACCURACY]))
     of_paper = _over_adams(paper[paper.model == "ResNet-18"].assign(seed=0))
     either = pd.concat([of_paper, of_ours])[["racer", "rank"]].drop_duplicates()
-    either = either.sort_values("rank").sort_values(
-        "racer", key=lambda of: of.map(shown_racers.index), kind="stable"
-    )
+    either = either.sort_values("rank").sort_values("racer", key=lambda of: of.map(RACERS.index), kind="stable")
     rows = [*either.itertuples(index=False, name=None)]
     names = of_ours.groupby("racer").label.first()
     labels = [names[racer] + ("" if np.isnan(rank) else f", τ = {rank:.0f}") for racer, rank in rows]
@@ -384,7 +391,7 @@ def _table_1(own: pd.DataFrame, paper: pd.DataFrame, beside: str) -> Figure:
         [_cell(table, place, column) for table in (of_ours, of_paper) for column in COLUMNS] for place in rows
     ]
     heads = [head for _ in range(2) for head, *_ in COLUMNS.values()]
-    drawing, ((ax,),) = plots.figure(1, 1, panel_size=(8.0, 0.26 * len(rows) + 1.6))
+    drawing, ((ax,),) = plots.figure(1, 1, panel_size=(8.0, 0.26 * len(rows) + 1.3))
     ax.axis("off")
     shown = ax.table(
         [heads, *([text for text, _ in row] for row in cells)],
@@ -402,15 +409,8 @@ def _table_1(own: pd.DataFrame, paper: pd.DataFrame, beside: str) -> Figure:
         ax.text(x, 0.95, title, transform=ax.transAxes, ha="center", fontsize=10)
     number = panels.seeds([own.seed.nunique()])
     note = f"ours: test accuracy, mean over {number} ± 95 % t interval; losses: geometric mean"
-    colours = (
-        "green: better than Adam, red: worse (ours: where the paired interval or, with zeros, every seed says so)"
-    )
-    chosen = own[own.racer == "ginger"].iloc[0]
-    clip = "without clip" if np.isnan(chosen["clip"]) else f"clip {chosen['clip']:g}"
-    ours = f"Ginger: damping {chosen.damping:g}, {clip}, chosen on validation; as published: 1e-05, clip 1"
-    most, printed = (f"{of[of['rank'].notna()].memory.max():.2f}" for of in (of_ours, of_paper))
-    memory = f"memory: at most {most} times Adam's, the paper's {printed}"
-    panels.legend(drawing, title=f"{note}\n{colours}\n{ours}\n{memory}{beside}")
+    colours = "green: better than Adam, red: worse (ours: where the paired interval or every seed says so)"
+    panels.legend(drawing, title=f"{note}\n{colours}")
     return drawing
 
 

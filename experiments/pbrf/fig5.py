@@ -7,18 +7,16 @@ weight decay of its training, damping, and how much of the training set is left 
 `whole`, the distance between cold optimum and influence estimate, and what each of the two moves from θ^s,
 `retrained` and `moved`. A solver error as large as `moved` says that the linearised response has hardly begun: K/2
 epochs at a tenth of the rate reach 1/(ηT), not the damping (pbrf-tab6 carries it on). The paper's estimate, LiSSA,
-is cut off, too: its solver error stands beside the exact solve's. Widths and depths change the network, so that
-every level has its own base run; damping and what is removed do not.
+is cut off, too: its solver error stands beside the exact solve's. Every width and depth has its own base run.
 
 As a sweep, in processes that may run at once and be killed: `python -m experiments run pbrf-fig5 -m
 factor=width,depth,removed`, or `-m factor=width level=16,32,64`. All jobs share the store: `make pbrf-fig5` then
 finds their units, and `python -m experiments gather pbrf-fig5` puts the variations' tables into one.
 
-What can be sourced: Sec. 6.2 and its figure are in the main text, which we do not have; App. C.4 gives settings
-and no number. So no claim states what the figure shows. `small-at-every-level` asks of every level what Table 5
-shows at one, of LiSSA at the smallest scaling of the paper's list at which it is finite. The others hold
-directions that follow from the appendix, and, of width and depth, what Klochkov & Liu report of Basu et al.
-Directions of all the other gaps are in slopes.csv, without a verdict and not corrected for their number.
+Sec. 6.2 and its figure are in the main text, which we do not have; App. C.4 gives settings and no number. So no
+claim states what the figure shows. `small-at-every-level` asks of every level what Table 5 shows at one, of LiSSA
+at the smallest scaling of the paper's list at which it is finite. The others hold directions that follow from the
+appendix, and, of width and depth, what Klochkov & Liu report of Basu et al.; slopes.csv has all, not corrected.
 
 Where the paper leaves a choice: "the percentage" in {0.1, ..., 0.9} is read as a fraction, 10 % to 90 %
 (`factor=removed level=0.001` is the other reading); the groups are random, one inside the other along the levels;
@@ -379,53 +377,57 @@ def _shares(means: pd.DataFrame, solver: str) -> pd.Series:
 SHARE = "both errors,\n% of all five"
 AXES = {"depth": "hidden layers", "weight_decay": "weight decay", "removed": "share removed"}
 SHARES = {SOLVER_BY_LISSA: "LiSSA", "solver": "exact solve", BY_LINEARISED: "an estimate of zero: no change"}
-# Rows of panels: what retraining adds, and influence's own errors; from dark to bright.
 RETRAINING = {gap: LABELS[gap] for gap in ("warm_start", "non_convergence", "proximity")}
 OWN = {SOLVER_BY_LISSA: "LiSSA's error", "solver": "exact solve's error", "linearisation": LABELS["linearisation"]}
+PARTS = {SHARE: SHARES, "retraining:\ngap / √N": RETRAINING, "influence:\ngap / √N": OWN}
 STYLES = panels.styles_of([*RETRAINING.values(), *OWN.values()]) | panels.styles_of(SHARES.values())
 NOTE = "mean over {}, of each over its points or groups; bars: 95 % t interval over seeds, to the edge: to zero"
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the share of linearisation and solver in the five gaps by factor and level, and the gaps.
-
-    The share is of one task, the last of those that vary most; the others' stand with the gaps.
-    """
+    """Return where the errors' share of the gaps is largest in the last task that varies most; all by level."""
     key = ["task", "factor", "level", "seed", "gap"]
     gaps = pd.DataFrame(computed["points"].groupby(key, sort=False).per_example.agg(_mean).unstack())
-    shares = {name: 100 * _shares(gaps, solver) for solver, name in SHARES.items() if solver in gaps}
-    parts = {SHARE: pd.DataFrame(shares)}
-    for part, names in {"retraining": RETRAINING, "influence": OWN}.items():
-        parts[f"{part}:\ngap / √N"] = gaps.rename(columns=names).filter([*names.values()])
-    varied = {task: set(own.index.unique("factor")) for task, own in gaps.groupby("task", sort=False)}
-    first = str(max(reversed(varied), key=lambda task: len(varied[task])))
-
-    factors = [name for name in FACTORS if name in varied[first]]
-    figure, axes = plots.figure(math.ceil(len(factors) / 3), 3, panel_size=(2.6, 2.1), sharey=True)
-    _row(axes.ravel().tolist(), factors, first, SHARE, parts[SHARE])
-    factors = [name for name in FACTORS if name in set().union(*varied.values())]
-    rows = [row for row in product(varied, parts) if row != (first, SHARE)]
-    more, axes = plots.figure(len(rows), len(factors), panel_size=(7.8 / len(factors), 1.9), sharey="row")
-    for line, (task, part) in zip(axes, rows, strict=True):
-        _row(line.tolist(), factors, str(task), part, parts[part])
+    shares = pd.DataFrame({name: 100 * _shares(gaps, solver) for solver, name in SHARES.items() if solver in gaps})
+    of_tasks = gaps.reset_index().groupby("task", sort=False)
+    first = str(of_tasks.factor.nunique()[::-1].idxmax())
+    estimates = shares.iloc[shares.index.isin([first], "task"), :-1]  # but no change
+    largest = estimates.fillna(math.inf).groupby(["factor", "seed"], sort=False).max().replace(math.inf, math.nan)
+    found = [
+        {"factor": AXES.get(factor, factor), "of": name, **stats.in_columns("share", largest[name][factor])}
+        for factor, name in product([each for each in FACTORS if each in largest.index], map(str, estimates))
+    ]
+    figure, ((by_level, by_factor),) = plots.figure(1, 2, panel_size=(4.0, 3.2))
+    top = str(largest.groupby("factor").mean().max(axis=1).fillna(0).idxmax())
+    _row([by_level], [top], first, SHARE, estimates)
+    by_level.set(yscale="linear", ylim=(0, None))
+    look: Any = {"low": "share_low", "high": "share_high", "by": "of", "styles": STYLES}
+    panels.forest(by_factor, pd.DataFrame(found), name="factor", value="share", **look)
+    _rule(by_factor, "x")
+    by_factor.set(xlim=(0, None), xlabel="largest share over the levels, %")
+    factors = [name for name in FACTORS if name in gaps.index.unique("factor")]
+    more, axes = plots.figure(3 * len(of_tasks), len(factors), panel_size=(7.8 / len(factors), 1.9), sharey="row")
+    for line, (task, part) in zip(axes, product(of_tasks.groups, PARTS), strict=True):
+        table = shares if part == SHARE else gaps.filter([*PARTS[part]]).rename(columns=PARTS[part])
+        _row(line.tolist(), factors, str(task), part, table)
     for each in (figure, more):
-        panels.legend(each, title=NOTE.format(panels.seeds(gaps.reset_index().groupby("task").seed.nunique())))
+        panels.legend(each, title=NOTE.format(panels.seeds(of_tasks.seed.nunique())))
     return {"figure.png": figure, "figure_more.png": more}
 
 
-def _printed() -> float:
-    """Return the largest share that the paper's Table 5 shows, in percent."""
+def _rule(ax: Axes, axis: str) -> None:
+    """Draw a line at the largest share that the paper's Table 5 shows, in percent."""
     printed = load_numbers("pbrf", folder=FOLDER).in_table("Table 5")
     paper = pd.Series({(number.row, number.column): number.value for number in printed}).unstack()
-    return float(100 * _shares(paper, "solver").max())
+    share = float(100 * _shares(paper, "solver").max())
+    found: dict[str, Any] = {axis: share, "label": f"the paper's largest, {share:.2g} % (Table 5)"}
+    panels.rule(ax, linestyle="-", **found)
 
 
 def _row(axes: Sequence[Axes], factors: Sequence[str], task: str, label: str, table: pd.DataFrame) -> None:
     """Draw a panel for each factor: a task's columns of the table over the factor's levels."""
     of_task = table[table.index.isin([task], "task")]
-    for ax in axes[len(factors) :]:
-        ax.set_axis_off()
-    for ax, factor in zip(axes, factors, strict=False):
+    for ax, factor in zip(axes, factors, strict=True):
         own = of_task[of_task.index.isin([factor], "factor")]
         if own.empty:
             ax.set_axis_off()
@@ -438,13 +440,11 @@ def _row(axes: Sequence[Axes], factors: Sequence[str], task: str, label: str, ta
             look: Any = {"label": name, "styles": STYLES, "bars": True}
             panels.lines(ax, values.assign(place=place), x="place", y=name, **look)
         if label == SHARE:
-            printed = _printed()
-            panels.rule(ax, y=printed, linestyle="-", label=f"the paper's largest, {printed:.2g} % (Table 5)")
-        panels.frame(ax, x=AXES.get(factor, factor), log="y")
+            _rule(ax, "y")
+        panels.frame(ax, x=AXES.get(factor, factor), y=label if ax is axes[0] else "", log="y")
         few = slice(None, None, math.ceil(len(levels) / 4))
         ax.set_xticks(range(len(levels))[few], [f"{level:g}" for level in levels[few]], fontsize=8)
-        if (where := ax.get_subplotspec()) is None or where.is_first_col():
-            ax.set_ylabel(label)
     smallest = of_task.groupby(["factor", "level"]).mean()
     axes[0].set_ylim(bottom=smallest.where(smallest > 0).min().min() / 3 if len(smallest.dropna()) else None)
-    axes[0].set_title(textwrap.fill(reader_names([task], whole=True)[task], 14), loc="left", fontsize=9)
+    name = textwrap.fill(reader_names([task], whole=True)[task], 14 if len(axes) > 1 else 40)
+    axes[0].set_title(name, loc="left", fontsize=9)

@@ -153,16 +153,18 @@ def draw(computed: Computed) -> dict[str, Figure]:
     table = table.assign(counted=table.llc.where(table.valid), optimizer=table.optimizer.str.upper())
     styles = panels.styles_of(table.optimizer.unique())
     kind: dict[str, Any] = {"x": "epoch", "by": "optimizer", "styles": styles}
-    figure, rows = panels.rows(table, by="task", columns=2, panel_size=(4.4, 2.8))
+    figure, rows = panels.rows(table, by="task", columns=2, panel_size=(4.4, 2.8), sharex="row")
     for (llc, trace), task, own in rows:
-        panels.lines(llc, own, y="counted", **kind)
+        panels.lines(llc, own, y="counted", marker="", **kind)
+        means = own.groupby(["optimizer", "epoch"], sort=False)[["counted", "valid"]].mean().reset_index()
+        means["hollow"] = means.valid < 1
+        panels.scatter(llc, means, y="counted", hollow="hollow", identity=False, zorder=3, **kind)
         panels.lines(trace, own, y="trace", **kind)
         panels.frame(llc, x="epoch", y="LLC from the lowest point", title=str(task), log="x")
         panels.frame(trace, x="epoch", y="tr(H) (nats/parameter²)", log="x")
-        panels.counts(llc, own[own.llc.notna()], x="epoch", valid="valid", by="optimizer", styles=styles)
     number = panels.seeds(table.groupby("task").seed.nunique())
-    note = f"mean over {number}, band: 95 % t interval; of the LLC valid estimates alone\n{LOWEST}"
-    panels.legend(figure, title=note)
+    note = f"mean over {number}, band: 95 % t interval; of the LLC valid estimates alone"
+    panels.legend(figure, title=f"{note} (hollow: not of all seeds)", axes=[figure.axes[1]])
     more, rows = panels.rows(table, by="task", columns=3, panel_size=(3.0, 2.8))
     for (loss, norm, against), task, own in rows:
         panels.lines(loss, own, y="train_loss", least=0.2, **kind)
@@ -177,5 +179,5 @@ def draw(computed: Computed) -> dict[str, Figure]:
         panels.frame(norm, x="epoch", y="update norm ‖Δw‖/lr", log="x")
         norm.set_ylim(bottom=max(0, norm.get_ylim()[0]))  # an interval may reach below, a norm does not
         panels.frame(against, x="training loss (nats)", y="LLC from the lowest point", log="x")
-    panels.legend(more, title=note)
+    panels.legend(more, title=f"{note}\n{LOWEST}")
     return {"figure.png": figure, "figure_more.png": more}

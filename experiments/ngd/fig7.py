@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, Target, panels
 from experiments.ngd import overfitting
 from experiments.ngd.overfitting import compute  # noqa: F401  compute is this target's
-from experiments.ngd.sampling import LOWEST
 
 TARGET = Target(
     __name__,
@@ -52,16 +51,16 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return losses, LLC and tr(H) over epochs; and these over the validation loss."""
+    """Return LLC and tr(H) over epochs; and losses, and LLC and tr(H) over the validation loss."""
     table = overfitting.for_readers(computed["table"])
-    figure, rows = panels.rows(table, by="task", columns=3, panel_size=(2.6, 3.6))
+    figure, rows = panels.rows(table, by="task", columns=2, panel_size=(4.0, 3.6))
     labels = {"llc": "LLC from the lowest point", "trace": "tr(H) (nats/parameter²)"}
-    for (losses, llc, trace), task, own in rows:
-        overfitting.draw_losses(losses, own)
+    for (llc, trace), task, own in rows:
         overfitting.draw_estimates(llc, own, "llc", labels["llc"])
         overfitting.draw_trace(trace, own, labels["trace"])
-        losses.set_title(task, loc="left")
-    note = f"{overfitting.note(computed)}; of tr(H) the geometric mean\n{LOWEST}"
-    panels.legend(figure, title=note, axes=[figure.axes[0]])
-    paths = overfitting.draw_paths(table, labels | {"validation_accuracy": "validation accuracy"})
+        llc.set_title(task, loc="left")
+    panels.legend(
+        figure, title=f"{overfitting.note(computed)}; of tr(H) the geometric mean", axes=[figure.axes[1]]
+    )
+    paths = overfitting.draw_paths(table, labels | {"validation_accuracy": "validation accuracy"}, losses=True)
     return {"figure.png": figure, "figure_more.png": paths}

@@ -95,5 +95,6 @@ def draw(computed: Computed) -> dict[str, Figure]:
         shown = pd.concat([own.assign(term=name, nats=values) for name, values in parts], ignore_index=True)
         overfitting.draw_estimates(wbic, shown, "nats", "nats", by="term", styles=terms)
         losses.set_title(task, loc="left")
-    panels.legend(figure, title=f"{overfitting.note(computed)}; WBIC = n L(w*) + LLC ln n", columns=5)
+    note = overfitting.note(computed, ["ngd"])
+    panels.legend(figure, title=f"{note}; WBIC = n L(w*) + LLC ln n", columns=5)
     return {"figure.png": figure, "figure_more.png": overfitting.draw_paths(table, {"wbic": "WBIC (nats)"})}

@@ -7,7 +7,7 @@ The validation labels stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from scipy import stats
 
 from curvlab.lab import Claim, ClaimResult, Computed, Interval, Run, judge, out_of_reach, panels, t_interval
 from curvlab.lab.reporting.plots import MIN_SEEDS
-from experiments.ngd.sampling import curvature_cutoff
+from experiments.ngd.sampling import LOWEST, curvature_cutoff
 from experiments.ngd.trajectories import trajectories
 
 PAPER = {
@@ -281,8 +281,8 @@ def _told(row: Mapping[Any, Any]) -> str:
 # ------------------------------------------------------------------------------------ draw
 STYLES = panels.styles_of(("SGD", "NGD"))
 NOTE = (
-    "mean over {}, band: 95 % t interval (of three or more); hollow: not valid, or not for every seed\n"
-    "dotted: the epoch of the smallest validation loss, median of the seeds"
+    "mean over {}, band: 95 % t interval; hollow: not valid, or not for every seed\n"
+    "dotted: the smallest validation loss (median epoch of the seeds); from there on it overfits"
 )
 
 
@@ -291,9 +291,11 @@ def for_readers(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(optimizer=table.optimizer.str.upper())
 
 
-def note(computed: Computed) -> str:
-    """Say what bands, rings and lines are, and the learning rates beside the paper's."""
-    rates = {name.upper(): each["lr"] for name, each in computed.config["optimizers"].items()}
+def note(computed: Computed, optimizers: Collection[str] = ("sgd", "ngd")) -> str:
+    """Say what bands, rings and lines are, and the learning rates of those drawn beside the paper's."""
+    rates = {
+        name.upper(): each["lr"] for name, each in computed.config["optimizers"].items() if name in optimizers
+    }
     told = ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
     seeds = panels.seeds(computed["table"].groupby("task").seed.nunique())
     return f"{NOTE.format(seeds)}\nlearning rates: {told}; the paper's {PAPER['optimizers.ngd.lr']:g}"
@@ -312,20 +314,12 @@ def draw_losses(ax: Axes, table: pd.DataFrame) -> None:
 def draw_estimates(
     ax: Axes, table: pd.DataFrame, y: str, label: str, *, by: str = "optimizer", styles: Any = STYLES
 ) -> None:
-    """Draw means over seeds; a marker is hollow where not every seed is valid, and the foot says how many are."""
+    """Draw means over seeds; a marker is hollow where not every seed is valid."""
     panels.lines(ax, table, x="epoch", y=y, by=by, styles=styles, marker="")
     means = table.groupby([by, "epoch"], sort=False).agg(y=(y, "mean"), valid=("valid", "all")).reset_index()
     means["hollow"] = ~means.valid.astype(bool)
     panels.scatter(ax, means, x="epoch", y="y", by=by, hollow="hollow", identity=False, styles=styles, zorder=3)
     _frame(ax, table, label)
-    panels.counts(
-        ax,
-        table.drop_duplicates(["optimizer", "seed", "epoch"]),
-        x="epoch",
-        valid="valid",
-        by="optimizer",
-        styles=STYLES,
-    )
 
 
 def draw_trace(ax: Axes, table: pd.DataFrame, label: str) -> None:
@@ -341,18 +335,21 @@ def draw_trace(ax: Axes, table: pd.DataFrame, label: str) -> None:
     _frame(ax, table, label, log="xy")
 
 
-def draw_paths(table: pd.DataFrame, quantities: Mapping[str, str]) -> Figure:
+def draw_paths(table: pd.DataFrame, quantities: Mapping[str, str], *, losses: bool = False) -> Figure:
     """Return for each task a row: the mean path over seeds through (validation loss, quantity), its ends' epochs.
 
     Args:
         table: of `compute`, its names for readers.
         quantities: labels by name.
+        losses: whether losses over epochs stand before them.
     """
     shown = ["validation_loss", *quantities]
-    figure, rows = panels.rows(table, by="task", columns=len(quantities), panel_size=(4.2, 3.4))
+    figure, rows = panels.rows(table, by="task", columns=losses + len(quantities), panel_size=(4.2, 3.4))
     for axes, task, own in rows:
+        if losses:
+            draw_losses(axes[0], own)
         means = own.groupby(["optimizer", "epoch"], sort=False)[shown].mean().reset_index()
-        for ax, (quantity, label) in zip(axes, quantities.items(), strict=True):
+        for ax, (quantity, label) in zip(axes[losses:], quantities.items(), strict=True):
             for name, path in means.groupby("optimizer", sort=False):
                 style = STYLES[name]
                 ax.plot(path.validation_loss, path[quantity], markersize=4, label=name, **style)
@@ -366,7 +363,8 @@ def draw_paths(table: pd.DataFrame, quantities: Mapping[str, str]) -> Figure:
             panels.frame(ax, x="validation loss (nats)", y=label)
             ax.margins(x=0.15, y=0.15)
         axes[0].set_title(task, loc="left")
-    panels.legend(figure, title="means over seeds of every estimate, valid or not\nnumbers: first and last epoch")
+    note = "means over seeds of every estimate, valid or not\nnumbers: first and last epoch"
+    panels.legend(figure, title=f"{note}; {LOWEST}" if "llc" in quantities else note)
     return figure
 
 

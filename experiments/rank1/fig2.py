@@ -305,47 +305,56 @@ def _except(*names: str) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------ draw
-LABELS = {"gradient_norm": "‖∇f(x_k)‖", "gap": "f(x_k) - f*", "alpha": "α_k"}
-FLOORS = {"gradient_norm": 1e-8, "gap": 1e-10}
+NORM, SHARE = "‖∇f(x_k)‖", "‖∇f(x_k)‖, % of the first"
+FLOOR = 1e-8  # of the norm
 AXES = {"step": "step k", "products": "Hessian products", "passes": "gradients + Hessian products"}
 Curves = dict[str, pd.DataFrame]  # rows by legend entry; one with a blank in front is dashed, with two dotted
 LINES = ("-", "--", ":")
+SHOWN = ("lemma", " gradient descent, 1/λ", " Newton")  # the others with the settings
 NOTE = "line: median over {} of the directions; band: smallest to largest of the seeds"
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the figures by file name: the methods, and settings of ours."""
-    return {"figure.png": _convergence(computed["table"]), "figure_more.png": _settings(computed["table"])}
+    norm = computed["table"].gradient_norm
+    table = computed["table"].assign(**{NORM: norm.clip(lower=FLOOR), SHARE: 100 * norm / norm.iloc[0]})
+    return {"figure.png": _convergence(table), "figure_more.png": _settings(table)}
 
 
 def _convergence(table: pd.DataFrame) -> Figure:
-    """Draw what the slides show: the lemma's rule, its best variant, gradient descent and Newton."""
-    figure, axes = plots.figure(1, 2, panel_size=(4.0, 3.6), sharey=True)
-    plain = chosen(chosen(table, method=OURS, rule="given"), **_except("sigma_scale"))
-    curves = _methods(table, plain)
-    for ax, x in zip(axes[0], ("step", "passes"), strict=True):
-        _panel(ax, curves, x, "gradient_norm", f"by {x}")
-    form = "; D: estimate not symmetrised" if any(": D, " in name for name in curves) else ""
-    number = panels.seeds([table.seed.nunique()])
-    panels.legend(figure, columns=3, title=f"{NOTE.format(number)}\nc: factor of σ in the lemma's step{form}")
+    """Draw what the slides show: the lemma's rule, gradient descent and Newton."""
+    curves = {name: own for name, own in _methods(table).items() if name in SHOWN}
+    figure, axes = plots.figure(1, 2, panel_size=(4.0, 3.4))
+    for ax, x, y in zip(axes[0], ("step", "passes"), (SHARE, NORM), strict=True):
+        _panel(ax, curves, x, y)
+    last = last_rows(curves["lemma"])
+    end = {"xy": (last.step.iloc[0], last[SHARE].median()), "xytext": (-4, -2), "textcoords": "offset points"}
+    axes[0, 0].annotate(f"{last[SHARE].mean():.0f} %", ha="right", va="top", **end)
+    axes[0, 0].set_ylim(bottom=0)
+    panels.legend(figure, title=NOTE.format(panels.seeds([table.seed.nunique()])))
     return figure
 
 
 def _settings(table: pd.DataFrame) -> Figure:
-    figure, axes = plots.figure(1, 5, panel_size=(2.7, 4.0))
+    figure, axes = plots.figure(4, 2, panel_size=(4.0, 2.2))
     ours = chosen(table, method=OURS, rule="given")
     plain = chosen(ours, **_except("sigma_scale"))
     shifted = chosen(ours, **_except("sigma_scale", "delta_scale"), sigma_scale=0)
     shown = [
+        *((f"methods by {x}", _methods(table), x) for x in ("step", "passes")),
         ("α_k = sqrt(M‖∇f‖/2) + c σ", _by(plain, "sigma_scale", "c = {:g}"), "step"),
         ("shift δ, σ = 0", _by(shifted, "delta_scale", "δ = {:g} λ"), "step"),
         ("symmetrised (S) or not (D)", _forms(chosen(ours, num_directions=1, delta_scale=0)), "step"),
         *(("m directions, their own σ", _directions(ours), x) for x in ("step", "products")),
     ]
-    for ax, (title, curves, x) in zip(axes.flat, shown, strict=True):
-        _panel(ax, curves, x, "gradient_norm", title)
-        ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.3), frameon=False, fontsize=8.5)
-    panels.legend(figure, title=NOTE.format(panels.seeds([table.seed.nunique()])), axes=[])
+    for ax, (title, curves, x) in zip(axes.flat, shown, strict=False):
+        _panel(ax, curves, x, NORM, title)
+        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
+    axes[-1, -1].set_axis_off()
+    note = NOTE.format(panels.seeds([table.seed.nunique()]))
+    panels.legend(
+        figure, title=f"{note}\nc: factor of σ in the lemma's step; D: estimate not symmetrised", axes=[]
+    )
     return figure
 
 
@@ -374,12 +383,13 @@ def _directions(ours: pd.DataFrame) -> Curves:
     return {name: rows for name, rows in found.items() if len(rows)}
 
 
-def _methods(table: pd.DataFrame, plain: pd.DataFrame) -> Curves:
+def _methods(table: pd.DataFrame) -> Curves:
+    plain = chosen(chosen(table, method=OURS, rule="given"), **_except("sigma_scale"))
     best, descent = best_variant(table), chosen(table, method="gradient descent")
     tuned = descent.sort_values("step").groupby("lr_factor").gap.last().idxmin()
     return {
         "lemma": chosen(plain, sigma_scale=1),
-        f" lemma, best variant: {variant_name(best).removeprefix('S, ')}": table.merge(
+        f" lemma, best variant:\n{variant_name(best).removeprefix('S, ')}": table.merge(
             best[SETTINGS].drop_duplicates(), on=SETTINGS
         ),
         " gradient descent, 1/λ": chosen(descent, lr_factor=1),
@@ -389,13 +399,13 @@ def _methods(table: pd.DataFrame, plain: pd.DataFrame) -> Curves:
     }
 
 
-def _panel(ax: Axes, curves: Curves, x: str, quantity: str, title: str) -> None:
+def _panel(ax: Axes, curves: Curves, x: str, y: str, title: str = "") -> None:
     """Draw medians over seeds, with the range between the seeds as a band; x on a log axis, 0 at its left end."""
     positive = min(own[x][own[x] > 0].min() for own in curves.values())
     styles = panels.styles_of(dict.fromkeys(name.strip().partition(", c =")[0] for name in curves))
     for name, own in curves.items():
         color = styles[name.strip().partition(", c =")[0]]["color"]
-        values = own.assign(**{quantity: own[quantity].clip(lower=FLOORS.get(quantity))}).groupby("step")[quantity]
+        values = own.groupby("step")[y]
         at = own.groupby("step")[x].median().clip(lower=positive / 2)
         shown = pd.DataFrame({"x": at, "y": values.median(), "low": values.min(), "high": values.max()})
         # A step that costs many products is paid before it is taken: no slanted line from one point to the next.
@@ -403,6 +413,6 @@ def _panel(ax: Axes, curves: Curves, x: str, quantity: str, title: str) -> None:
         look |= {} if x == "step" else {"drawstyle": "steps-post"}
         ends: dict[str, Any] = {} if own.seed.nunique() == 1 else {"low": "low", "high": "high"}
         panels.lines(ax, shown, x="x", y="y", label=name.strip(), **ends, **look)
-    if quantity in FLOORS:
-        ax.set_ylim(FLOORS[quantity], 10)
-    panels.frame(ax, x=AXES.get(x, x), y=LABELS[quantity], title=title, log="xy")
+    if y == NORM:
+        ax.set_ylim(FLOOR, 10)
+    panels.frame(ax, x=AXES.get(x, x), y=y, title=title, log="xy" if y == NORM else "x")

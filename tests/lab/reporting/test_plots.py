@@ -197,7 +197,7 @@ def test_what_is_too_wide_for_a_picture_is_broken_into_lines_and_what_is_cut_is_
     assert [text.get_text().replace("\n", " ") for text in legend.get_texts()] == entries
     for artist in (legend, legend.get_title(), *legend.get_texts(), *drawing.texts):
         box = artist.get_window_extent()
-        assert box.x0 >= 0 and box.x1 <= drawing.bbox.width, artist
+        assert 0 <= box.x0 <= box.x1 <= drawing.bbox.width, artist
     pixels = np.asarray(Image.open(tmp_path / "wrapped.png").convert("L"))
     assert pixels[:, [0, -1]].min() == 255
     axes[0, 0].text(1.0, 0.5, "far off", transform=drawing.transFigure)

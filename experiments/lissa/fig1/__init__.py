@@ -446,5 +446,5 @@ def _pbrf_overflow(claim: Claim, table: pd.DataFrame) -> ClaimResult:
 
 # ------------------------------------------------------------------------------------ draw
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return Fig. 1 (four points of two tasks, C = 2), and the fitted one's with other batches and exact."""
+    """Return Fig. 1 (four points of three tasks, C = 2), and others, the fitted one by other batches and exact."""
     return {"figure.png": headline(computed), "figure_more.png": choices(computed)}

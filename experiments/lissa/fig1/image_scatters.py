@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 from PIL import Image
 
 from curvlab.influence.scores import MIN_PEARSON, SLOPES
@@ -21,9 +21,10 @@ from experiments.lissa.fig1.agreement_panels import CHOICES, panels_error
 NUM_POINTS = 4  # of each task
 COLORS = dict(zip((*CHOICES, "exact"), ("lissa", "lissa.auto", "lissa", "exact"), strict=True))
 NOTE = (
-    "change of a test loss per unit weight of the image above (nats); a dot: a test image, dashed: x = y\n"
-    "r: mean ± s.e. over seeds; axes that end in powers of ten: linear around 0, logarithmic beyond\n"
-    f"agree: r ≥ {MIN_PEARSON:g}, slope within a factor of {SLOPES[1]:g} of one; else apart; k/n: in k of n seeds"
+    "a dot: the change of a test loss per unit weight of the image above (nats); dashed: x = y\n"
+    f"r: mean ± s.e. over seeds; agree: r ≥ {MIN_PEARSON:g}, slope within a factor of {SLOPES[1]:g} of one; "
+    "else apart; k/n: in k of n seeds\n"
+    "axes that end in powers of ten: linear around 0, logarithmic beyond"
 )
 
 
@@ -64,38 +65,50 @@ class Shown:
         return column in self.scores[place] and bool(self.scores[place][column].notna().any())
 
 
-def grid(
-    rows: Sequence[tuple[Shown, str, Sequence[int], str]], *, panel_size: tuple[float, float], note: str
-) -> Figure:
-    """Return rows of scatters, each a task, a kind of panel, places of training points, and a label."""
-    figure, axes = plots.figure(len(rows), max(len(places) for _, _, places, _ in rows), panel_size=panel_size)
-    for row, (shown, kind, places, label) in zip(axes, rows, strict=True):
-        for ax, place in zip(row, places, strict=False):
-            if not shown.has(place, kind):
+def grid(rows: Sequence[tuple[Shown, str, str]]) -> Figure:
+    """Return rows of scatters, each a task, a kind of panel, and what stands above the row."""
+    figure, axes = plots.figure(len(rows), NUM_POINTS, panel_size=(2.0, 2.4))
+    for row, (shown, kind, label) in zip(axes, rows, strict=True):
+        has = [shown.has(place, kind) for place in range(NUM_POINTS)]
+        drawn = [_pair(shown, place, kind) for place in range(NUM_POINTS) if has[place]]
+        far = any(map(_far, drawn))
+        for place, ax in enumerate(row):
+            if not has[place]:
                 ax.set_axis_off()
                 continue
-            _scatter(ax, shown, place, kind)
+            _scatter(ax, shown, place, kind, far=far)
             image, inset = shown.images[place], ax.inset_axes((0, 1.02, 0.28, 0.28))  # above: it covers no point
             stretched = (image - image.min()) / (np.ptp(image) or 1.0)
             inset.imshow(stretched, cmap="gray", vmin=0, vmax=1, interpolation="nearest")  # RGB ignores cmap
             inset.set_axis_off()
-        row[0].set_ylabel(label, fontsize=8.5)
-    figure.supxlabel(note, fontsize=8.5)
+        row[0].set_ylabel("PBRF, exact" if kind == "exact" else "PBRF by SGD", fontsize=8.5)
+        above = ScaledTranslation(0, 32 / 72, figure.dpi_scale_trans)  # points
+        place_of = blended_transform_factory(figure.transFigure, row[0].transAxes) + above
+        figure.text(0.01, 1, label, transform=place_of, fontsize=9, weight="bold")
+    for ax in axes[-1]:
+        ax.set_xlabel("CG" if rows[-1][1] == "exact" else "LiSSA", fontsize=8.5)
+    figure.supxlabel(NOTE, fontsize=8.5)
     return figure
 
 
-def _scatter(ax: Axes, shown: Shown, place: int, kind: str) -> None:
+def _pair(shown: Shown, place: int, kind: str) -> pd.DataFrame:
+    """Return columns x, y and usual, the largest exact score, nan where nothing is solved exactly."""
+    panel = shown.scores[place]
+    names = ("cg", "exact") if kind == "exact" else (f"{kind}lissa_0", f"{kind}pbrf_1")
+    usual = panel[["cg", "exact"]].abs().max().max()
+    return pd.DataFrame({"x": panel[names[0]], "y": panel[names[1]], "usual": usual})
+
+
+def _scatter(ax: Axes, shown: Shown, place: int, kind: str, *, far: bool) -> None:
     """Draw LiSSA of seed 0 and SGD on the next seed's batches (its own where all the data are a batch), or CG."""
-    panel, own = shown.scores[place], shown.panels[shown.panels.position == place]
+    drawn, own = _pair(shown, place, kind), shown.panels[shown.panels.position == place]
     ax.tick_params(labelsize=7.5)
     if kind == "exact":
-        x, y, found = panel.cg, panel.exact, own.cg_exact_pearson.dropna()
-        said = f"r = {found.mean():.3f}"
+        said = f"r = {own.cg_exact_pearson.dropna().mean():.3f}"
     else:
         own = own[own.constant == CHOICES[kind]]
-        x, y = panel[f"{kind}lissa_0"], panel[f"{kind}pbrf_1"]
         if own.lissa_pbrf_case.iloc[0] == "overflow":
-            over = {"LiSSA": not np.isfinite(x).all(), "SGD": not np.isfinite(y).all()}
+            over = {"LiSSA": not np.isfinite(drawn.x).all(), "SGD": not np.isfinite(drawn.y).all()}
             why = " and ".join(name for name, does in over.items() if does) + " overflow"
             ax.text(0.5, 0.5, why, transform=ax.transAxes, ha="center", va="center", fontsize=7, color=panels.GREY)
             ax.set(xticks=[], yticks=[])
@@ -103,29 +116,37 @@ def _scatter(ax: Axes, shown: Shown, place: int, kind: str) -> None:
         cases = own.lissa_pbrf_case.value_counts()
         share = "" if cases.iloc[0] == len(own) else f" {cases.iloc[0]}/{len(own)}"
         said = f"r = {_with_error(own.lissa_pbrf_pearson.dropna())}\n{cases.index[0]}{share}"
-    ax.set_title(said, fontsize=8.5, loc="left", x=0.32, y=1.03)
-    drawn = pd.DataFrame({"x": x, "y": y})
+    ax.set_title(f"\n\n{said}", fontsize=8.5, loc="left", x=0.32, y=1.03)  # below the row's label
     look = {"color": panels.COLORS[COLORS[kind]], "marker": "o"}
     panels.scatter(ax, drawn, x="x", y="y", identity=False, size=5, styles={"": look})
-    _widen(ax, panel, x, y)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.get_major_formatter().set_powerlimits((-4, 5))  # type: ignore[attr-defined]  # a factor would be covered
+    if far:
+        _widen(ax, drawn)
     plots.identity_line(ax)
 
 
-def _widen(ax: Axes, panel: pd.DataFrame, x: pd.Series, y: pd.Series) -> None:
-    """Make axes logarithmic beyond the range of the exact scores where stochastic ones leave it far behind.
+def _sizes(drawn: pd.DataFrame) -> tuple[float, float]:
+    """Return the largest score, and the largest exact one; where nothing is solved exactly, the median."""
+    scores = drawn[["x", "y"]].abs()
+    return float(scores.max().max()), float(drawn.usual.fillna(scores.stack().median()).iloc[0])
 
-    Where nothing is solved exactly, beyond their median, if the largest would squeeze all others.
-    """
-    solved = panel[["cg", "exact"]].abs().max().max()  # nan where nothing is solved exactly
-    usual, far = (solved, 10) if np.isfinite(solved) else (np.median(np.abs([x, y])), 1000)
-    largest = max(x.abs().max(), y.abs().max())
-    if largest > far * usual > 0:
-        edge = 1.5 * largest * (largest / usual) ** 0.05  # a point at the edge would be cut in half
-        tick = 10.0 ** np.floor(np.log10(largest))
-        for axis in "xy":
-            getattr(ax, f"set_{axis}scale")("symlog", linthresh=usual)
-            ax.set(**{f"{axis}lim": (-edge, edge), f"{axis}ticks": [-tick, 0.0, tick]})
-        ax.minorticks_off()
+
+def _far(drawn: pd.DataFrame) -> bool:
+    """Return whether stochastic scores leave the exact ones far behind, or where there are none, their median."""
+    largest, usual = _sizes(drawn)
+    return bool(np.isfinite(largest) and largest > (1000 if drawn.usual.isna().any() else 10) * usual > 0)
+
+
+def _widen(ax: Axes, drawn: pd.DataFrame) -> None:
+    """Make axes logarithmic beyond the range of the exact scores."""
+    largest, usual = _sizes(drawn)
+    edge = 1.5 * largest * max(largest / usual, 1) ** 0.05  # a point at the edge would be cut in half
+    tick = 10.0 ** np.floor(np.log10(largest))
+    for axis in "xy":
+        getattr(ax, f"set_{axis}scale")("symlog", linthresh=usual)
+        ax.set(**{f"{axis}lim": (-edge, edge), f"{axis}ticks": [-tick, 0.0, tick]})
+    ax.minorticks_off()
 
 
 def _with_error(values: pd.Series) -> str:
@@ -134,46 +155,40 @@ def _with_error(values: pd.Series) -> str:
     return f"{found:.2f}" + (f" ± {error:.2f}" if np.isfinite(error) else "")
 
 
-def by_training_loss(computed: Computed) -> list[tuple[Shown, pd.Series]]:
-    """Return the tasks with their rows of the summary, the largest training loss first."""
+def by_training_loss(computed: Computed) -> list[tuple[Shown, str]]:
+    """Return the tasks, each with what is told of it, the largest training loss first."""
     ordered = computed["summary"].sort_values("train loss", ascending=False)
-    return [(Shown(computed, row["task"]), row) for _, row in ordered.iterrows()]
+    names = reader_names(ordered.task, whole=True)
+    return [
+        (
+            Shown(computed, row["task"]),
+            f"{names[row['task']]}: loss {row['train loss']:.2g}, |B| = {row['batch size']} by C = 2, median r of "
+            f"{row['points']} images {row['pearson lissa-pbrf, C = 2']:.2g} ({panels.seeds([row['seeds']])})",
+        )
+        for _, row in ordered.iterrows()
+    ]
 
 
-def _early_converged_and_fitted(computed: Computed) -> list[tuple[Shown, pd.Series]]:
+def _early_converged_and_fitted(computed: Computed) -> list[tuple[Shown, str]]:
+    """Return the network of the largest training loss, those converged near one (eight units), and one fitted.
+
+    It is the first when trained on, without that the network of the smallest training loss.
+    """
     ordered = by_training_loss(computed)
     fitted = (own for own in ordered if own[0].task == ordered[0][0].task.replace("-early", ""))
     return [ordered[0], *(own for own in ordered[1:] if "8-tanh" in own[0].task), next(fitted, ordered[-1])]
 
 
 def headline(computed: Computed) -> Figure:
-    """Return the paper's figure, LiSSA with C = 2 and the PBRF, of a network stopped early, and of it when fitted.
-
-    Without such a pair the networks of the largest and the smallest training loss. Between them those that have
-    converged at a loss of about 1, ours of eight units.
-    """
-    chosen = _early_converged_and_fitted(computed)
-    names = reader_names(computed["summary"].task, whole=True)
-    rows = [
-        (
-            shown,
-            "",
-            range(NUM_POINTS),
-            f"{textwrap.fill(names[shown.task], 24)}\nloss {row['train loss']:.2g}, |B| = {row['batch size']}\n"
-            f"{panels.seeds([row['seeds']])}, median r\n"
-            f"of {row['points']} images: {row['pearson lissa-pbrf, C = 2']:.2g}",
-        )
-        for shown, row in chosen
-    ]
-    return grid(rows, panel_size=(2.0, 2.4), note=f"x: LiSSA with |B| by C = 2, y: PBRF by SGD:\n{NOTE}")
+    """Return the paper's figure, LiSSA with C = 2 and the PBRF: stopped early, converged, and fitted."""
+    first, *others, last = _early_converged_and_fitted(computed)
+    return grid([(shown, "", label) for shown, label in (first, *others[:1], last)])
 
 
 def choices(computed: Computed) -> Figure:
-    """Return the fitted network's points by each choice of batches, and solved exactly."""
-    shown = _early_converged_and_fitted(computed)[-1][0]
-    rows = [
-        (shown, kind, range(NUM_POINTS), f"{label}\n(x: CG)" if kind == "exact" else f"PBRF by SGD\n{label}")
-        for kind, label in (CHOICES | {"exact": "exact PBRF"}).items()
-        if shown.has(0, kind)
-    ]
-    return grid(rows, panel_size=(2.0, 2.2), note=f"x: LiSSA, Lissa.auto where C is measured, or CG:\n{NOTE}")
+    """Return other converged networks; and the fitted one by other choices of batches, and solved exactly."""
+    _, *others, (fitted, _) = _early_converged_and_fitted(computed)
+    name = reader_names(computed["summary"].task, whole=True)[fitted.task]
+    kinds = {kind: f"{name}, {label}" for kind, label in (CHOICES | {"exact": "solved exactly"}).items() if kind}
+    rows = [(fitted, kind, label) for kind, label in kinds.items() if fitted.has(0, kind)]
+    return grid([*((shown, "", label) for shown, label in others[1:]), *rows])

@@ -1,17 +1,21 @@
 """Six learning coefficients that are not to be used, one that is, and what each looks like: docs/bad_traces.png.
 
 python docs/bad_traces.py draws it. Each is the same small network with one setting wrong; `problems` names it.
+A test says when this file, or one that it imports, has changed since.
 """
 
 from __future__ import annotations
 
 import copy
+import json
+import runpy
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image, PngImagePlugin
 from torch import nn
 
 from curvlab.lab.reporting import plots
@@ -55,6 +59,13 @@ def cases() -> Iterator[tuple[str, LLC]]:
     yield "localization too weak", estimate(hold=1e-4, step=0.2)
 
 
+def made_by() -> str:
+    """Return hashes of this file and of those that it imports, as the notebooks keep them."""
+    own, here = runpy.run_path(str(Path(__file__).parents[1] / "notebooks" / "run.py")), Path(__file__)
+    code = own["what_runs"](here)
+    return json.dumps(own["made_by"](code.decode()) | {here.name: own["hash_of"](code)})
+
+
 if __name__ == "__main__":
     found = list(cases())
     drawing, axes = plots.figure(2, 4, panel_size=(2.2, 2.0))
@@ -66,4 +77,8 @@ if __name__ == "__main__":
         ax.set_title(name, fontsize=9)
         print(name, llc, *llc.problems, sep="\n  ")
     axes.flat[-1].remove()
-    plots.write_png(drawing, Path(__file__).with_name("bad_traces.png"))
+    path = Path(__file__).with_suffix(".png")
+    plots.write_png(drawing, path)
+    kept = PngImagePlugin.PngInfo()
+    kept.add_text("made_by", made_by(), zip=True)
+    Image.open(path).save(path, optimize=True, pnginfo=kept)

@@ -31,11 +31,11 @@ def made_by(code: str) -> dict[str, str]:
     """Return a hash of each file that a notebook's outputs depend on: what it imports of ours, what it reads."""
     root = HERE.parent
     tables = [root / "results" / name for name in sorted(set(re.findall(r'"([\w/]+\.csv)"', code)))]
-    files = {path.relative_to(root).as_posix(): _hash(_what_runs(path)) for path in behind(code)}
-    return files | {path.relative_to(root).as_posix(): _hash(path.read_bytes()) for path in tables}
+    files = {path.relative_to(root).as_posix(): hash_of(what_runs(path)) for path in behind(code)}
+    return files | {path.relative_to(root).as_posix(): hash_of(path.read_bytes()) for path in tables}
 
 
-def _what_runs(path: Path) -> bytes:
+def what_runs(path: Path) -> bytes:
     """Return a file's syntax tree without docstrings, so that a change of words makes no notebook stale."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
@@ -44,7 +44,8 @@ def _what_runs(path: Path) -> bytes:
     return ast.unparse(tree).encode()
 
 
-def _hash(content: bytes) -> str:
+def hash_of(content: bytes) -> str:
+    """Return the first digits of a SHA-256."""
     return hashlib.sha256(content).hexdigest()[:12]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 RUN = runpy.run_path(str(ROOT / "notebooks" / "run.py"))
@@ -71,5 +72,11 @@ def test_words_alone_make_no_notebook_stale(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text('"""Says."""\nx = 1  # why\n')
     (tmp_path / "b.py").write_text("x = 1\n")
     (tmp_path / "c.py").write_text("x = 2\n")
-    a, b, c = (RUN["_what_runs"](tmp_path / f"{name}.py") for name in "abc")
+    a, b, c = (RUN["what_runs"](tmp_path / f"{name}.py") for name in "abc")
     assert a == b != c
+
+
+def test_the_picture_of_bad_traces_is_what_its_script_draws() -> None:
+    script = ROOT / "docs" / "bad_traces.py"
+    kept, now = Image.open(script.with_suffix(".png")).text["made_by"], runpy.run_path(str(script))["made_by"]()
+    assert kept == now, "run `python docs/bad_traces.py`"

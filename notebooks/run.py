@@ -66,7 +66,7 @@ def run(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    os.environ["PYTHONWARNINGS"] = "ignore"  # torch's own, about its tracing compiler
+    os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # tqdm's, of a widget that `dev` lacks
     for each in sys.argv[1:] or sorted(path.stem for path in HERE.glob("*.ipynb")):
         run(HERE / f"{each}.ipynb")
         print(f"notebooks/{each}.ipynb")

@@ -18,7 +18,6 @@ def cells(path: Path) -> list[dict]:
     return json.loads(path.read_text(encoding="utf-8"))["cells"]
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_cells_run_to_what_should_have_come_out(path: Path) -> None:
     """A run of this source, this code and these versions stands in the notebook, or all cells run now."""

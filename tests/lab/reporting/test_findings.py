@@ -256,10 +256,6 @@ def test_the_board_reads_its_tasks_and_methods_from_the_tables() -> None:
     board.best[key] = board.best[key]._replace(edge="lowest")
     assert f"{own[board.ours]:.2f}{EDGE} (" in board.shown()
     assert board.shown().endswith(f"{EDGE}: at an end of its grid; another damping may do better.")
-    texts = tables.read_table(folders[-1].path, "best").query("against == 'standard'").set_index("method")
-    texts, told = texts[texts.task.str.contains("-ptb-")].lds, board.on_texts()
-    assert told["words_standard"] == " and ".join(f"{lds:.2f}" for lds in texts["BM25"])
-    assert told["influence_standard"] == " and ".join(f"{lds:.2f}" for lds in texts["influence, as many epochs"])
     ratios = []
     for folder in folders:
         cost = tables.read_table(folder.path, "cost").set_index(["task", "method"]).trainings

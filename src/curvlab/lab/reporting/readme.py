@@ -6,6 +6,7 @@ words and the rows of the board are those of experiments/papers/readme.yaml.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -23,6 +24,7 @@ from curvlab.lab.claims.claims import ClaimResult
 from curvlab.lab.reporting.causes import false_statements
 from curvlab.lab.reporting.findings import HEADLINE_VERDICTS, PaperFindings, best_claims, tell, written
 from curvlab.lab.reporting.results import ResultFolder, largest_judged
+from curvlab.lab.targets.help import MINUTES
 from curvlab.lab.targets.target import ROOT, paper_titles
 
 WORDS = ROOT / "experiments" / "papers" / "readme.yaml"
@@ -43,10 +45,9 @@ def filled_readme(
         "clipped": clipped(folders[0].path.parents[2], words["clipped"]),
         "false": str(len([each for own in _by_paper(folders).items() for each in false_statements(*own)])),
         "gap": written(board.gap),
-        **board.on_texts(),
-        **board.shipped(),
+        "shipped": f"{board.best[board.first, 'TRAK as shipped', STANDARD].lds:.2f}",
         "dearer": board.dearer(words["board"]["SOURCE, segments solved exactly"][0]),
-        **{f"minutes_{name}": f"{minutes:.0f}" for name, minutes in words["measured"].items()},
+        **measured_times(),
     }
     claims = best_claims(folders)
 
@@ -81,6 +82,14 @@ def board_of(folders: Sequence[ResultFolder]) -> Board:
     """Return the board of these result folders, with the rows of readme.yaml."""
     words, own = _words(), [folder for folder in folders if folder.key == "benchmarks/board"]
     return Board(own, words["board"], ours=words["ours"], about=words["protocols"])
+
+
+def measured_times() -> dict[str, str]:
+    """Return on how many cores `make figures` and `make test` were timed, and the minutes of each."""
+    times = json.loads(MINUTES.read_text(encoding="utf-8"))
+    return {"cores": str(times["cores"])} | {
+        f"minutes_{name}": f"{own['real']:.0f}" for name, own in times["minutes"].items()
+    }
 
 
 def _words() -> dict[str, Any]:
@@ -186,7 +195,7 @@ class Board:
     def __init__(
         self, folders: Sequence[ResultFolder], rows: Mapping[str, Sequence[str]], *, ours: str, about: str = ""
     ) -> None:
-        self.folders, self.rows, self.ours, self._label, self._about = folders, rows, rows[ours][0], ours, about
+        self.folders, self.rows, self.ours, self._about = folders, rows, rows[ours][0], about
         best = self._read("best")
         self.best: dict[tuple[str, str, str], Any] = {
             (str(row.task), str(row.method), str(row.against)): row for row in best.itertuples()
@@ -218,25 +227,10 @@ class Board:
             gaps.append(max(lds) - self.best[task, self.ours, STANDARD].lds)
         return float(max(gaps))
 
-    def on_texts(self) -> dict[str, str]:
-        """Return the LDS of BM25 and of exact influence on the tasks of texts, by two protocols, two digits."""
-        (_, single), found = self.rows[self._label], {}
-        for name, methods in (("words", (BM25, BM25)), ("influence", (self.ours, single))):
-            for against, method in zip((STANDARD, SAME_SEED), methods, strict=True):
-                own = [self.best[task, method, against].lds for task in self.tasks if task in self.texts]
-                found[f"{name}_{against.replace(' ', '_')}"] = " and ".join(f"{lds:.2f}" for lds in own)
-        return found
-
     def dearer(self, method: str) -> str:
         """Return the price of a method over that of exact influence, the least and the largest of the tasks."""
         prices = self._read("cost").pivot(index="task", columns="method", values="trainings")
         return _span((prices[method] / prices[self.ours]).dropna(), " to ")
-
-    def shipped(self) -> dict[str, str]:
-        """Return the LDS, by the standard protocol, of public libraries as they are shipped, on the first task."""
-        libraries = {"kronfluence": "kronfluence EK-FAC", "trak": "TRAK"}
-        rows = {name: self.best[self.first, f"{own} as shipped", STANDARD] for name, own in libraries.items()}
-        return {f"shipped_{name}": f"{row.lds:.2f}" for name, row in rows.items()}
 
     def agreement(self) -> dict[str, float]:
         """Return by method the rank correlation of its predictions with those of exact influence, first task."""

@@ -318,7 +318,8 @@ def _hours(shown: Mapping[str, Sequence[ResultFolder]]) -> str:
             of = "our own benchmarks" if paper == "benchmarks" else f"the papers at `{folder.preset}`"
             hours[of] += folder.record.get("unit_seconds") or 0
     listed = ", ".join(f"{name} {own / 3600:.1f}" for name, own in sorted(hours.items()))
-    return f"In all {sum(hours.values()) / 3600:.1f} hours, what targets share once for each: {listed}."
+    whole = f"{sum(hours.values()) / 3600:.1f} hours of CPU time"
+    return f"In all {whole}, what targets share once for each: {listed}."
 
 
 def _left_open(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str, str]) -> list[str]:

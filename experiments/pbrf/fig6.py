@@ -45,7 +45,6 @@ from torch import Tensor, nn
 from curvlab.influence import (
     confident_learning_scores,
     detection_curve,
-    estimated_self_influence,
     loss_response,
     margins,
     self_influence,
@@ -204,7 +203,7 @@ def _influence_part(task: CorruptedTask, part: int) -> dict[str, Any]:
         found, count = self_influence(*data, points=_chunks(task)[part], **more), None
     else:
         count = min(at_once, probes - part * at_once)
-        found = estimated_self_influence(*data, num_probes=count, **more)
+        found = self_influence(*data, num_probes=count, **more)
     task.run.add_matvecs(found.num_matvecs)
     return {"own": found.own, "total": found.total, "residual": found.residual, "num_probes": count}
 

@@ -151,9 +151,7 @@ CALLS = {
     "influence_scores": Call(influence.influence_scores, {"test": TEST, "damping": 1e-3}),
     "prepare_influence": Call(influence.prepare_influence, {"damping": 0.1}),
     "self_influence": Call(influence.self_influence, {"damping": 0.1, "columns": 4}),
-    "estimated_self_influence": Call(
-        influence.estimated_self_influence, {"damping": 0.1, "num_probes": 9, "columns": 3}
-    ),
+    "self_influence, probes": Call(influence.self_influence, {"damping": 0.1, "num_probes": 9, "columns": 3}),
     "unrolled_response, reverse": Call(influence.unrolled_response, {"test": TEST, "mode": "reverse"}, "sgd"),
     "unrolled_response, forward": Call(influence.unrolled_response, {"test": TEST, "mode": "forward"}, "sgd"),
     "segment_response": Call(influence.segment_response, {"test": TEST, "num_segments": 2}, "sgd"),

@@ -314,7 +314,7 @@ IN_STEPS |= {name for name in CALLS if name.startswith("unrolled")}
 # What is not the same number when passes are cut: why.
 UNCUT = {
     "descent_to_minimum": "a search by the gradients of all examples at once",
-    "estimated_self_influence": "each pass draws its own probes: see test_self_influence",
+    "self_influence, probes": "each pass draws its own probes: see test_self_influence",
 }
 
 

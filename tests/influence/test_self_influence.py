@@ -13,7 +13,6 @@ from torch.testing import assert_close
 from curvlab.influence import (
     derivatives,
     directional_derivatives,
-    estimated_self_influence,
     per_example_gradients,
     self_influence,
 )
@@ -70,7 +69,7 @@ def test_probes_converge_to_the_exact_scores(classifier) -> None:
     x = torch.linalg.solve(damped, gradients.T)
     own, total = (gradients.T * x).sum(0) / 20, gradients.mean(0) @ x / 20
     num_probes, settings = 1500, {"columns": 1000, "solver": Direct(), "batch_size": 12, "generator": 1}
-    found = estimated_self_influence(*classifier, damping=0.01, num_probes=num_probes, **settings)
+    found = self_influence(*classifier, damping=0.01, num_probes=num_probes, **settings)
     deviation = (found.own / own - 1) / (2 / num_probes) ** 0.5
     assert deviation.abs().max() < 4
     assert 0.4 < deviation.square().mean().sqrt() < 1.6  # as large as it is said to be, not larger
@@ -79,7 +78,7 @@ def test_probes_converge_to_the_exact_scores(classifier) -> None:
 
 def test_probes_of_squared_errors(least_squares) -> None:
     arguments = (least_squares.model, least_squares.loss, least_squares.train)
-    found = estimated_self_influence(*arguments, damping=DAMPING, num_probes=3000, columns=3000, solver=Direct())
+    found = self_influence(*arguments, damping=DAMPING, num_probes=3000, columns=3000, solver=Direct())
     own, _ = closed_form(least_squares)
     assert (found.own / own - 1).abs().max() < 4 * (2 / 3000) ** 0.5
 
@@ -94,7 +93,7 @@ def test_of_a_sum_leaving_out_is_a_weight_of_minus_one(classifier) -> None:
     found = self_influence(*arguments, damping=DAMPING, solver=Direct())
     torch.testing.assert_close(found.own, own, rtol=1e-8, atol=0)
     torch.testing.assert_close(found.total, total, rtol=1e-8, atol=1e-12)
-    found = estimated_self_influence(*arguments, damping=DAMPING, num_probes=2000, columns=1000, solver=Direct())
+    found = self_influence(*arguments, damping=DAMPING, num_probes=2000, columns=1000, solver=Direct())
     assert (found.own / own - 1).abs().max() < 4 * (2 / 2000) ** 0.5
     torch.testing.assert_close(found.total, total, rtol=1e-8, atol=1e-12)
 
@@ -142,9 +141,13 @@ def test_chosen_points_keep_their_own_weights(problem) -> None:
 def test_the_estimate_is_that_of_the_weighted_matrix(problem) -> None:
     model, x, y = problem
     exact = self_influence(model, nn.MSELoss(), (x, y), **EXACT)
-    found = estimated_self_influence(model, nn.MSELoss(), (x, y), num_probes=4000, columns=4000, **EXACT)
+    found = self_influence(model, nn.MSELoss(), (x, y), num_probes=4000, columns=4000, **EXACT)
     torch.testing.assert_close(found.own, exact.own, rtol=5 * (2 / 4000) ** 0.5, atol=0)
     torch.testing.assert_close(found.total, exact.total, rtol=1e-8, atol=1e-12)
+    some = torch.tensor([4, 0, 10])
+    chosen = self_influence(model, nn.MSELoss(), (x, y), points=some, num_probes=4000, columns=4000, **EXACT)
+    assert torch.equal(chosen.own, found.own[some])
+    assert torch.equal(chosen.total, found.total[some])
 
 
 # --- Gradients of single examples, and self-influence, where memory runs out: halved, said, and the same numbers

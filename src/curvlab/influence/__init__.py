@@ -33,7 +33,7 @@ from curvlab.influence.retraining import (
 )
 from curvlab.influence.scores import Agreement, Influence, agreement, influence, influence_scores, median_rms
 from curvlab.influence.segments import SegmentResponse, segment_response
-from curvlab.influence.self_influence import SelfInfluence, estimated_self_influence, self_influence
+from curvlab.influence.self_influence import SelfInfluence, self_influence
 from curvlab.influence.similarity import Similarities, cosines, similarities
 from curvlab.influence.unrolled import UnrolledResponse, unrolled_response
 
@@ -64,7 +64,6 @@ __all__ = [
     "detection_curve",
     "directional_derivatives",
     "ensemble_measurements",
-    "estimated_self_influence",
     "explain_gap",
     "influence",
     "influence_scores",

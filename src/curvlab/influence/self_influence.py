@@ -93,6 +93,7 @@ def self_influence(
     *,
     points: Tensor | Sequence[int] | None = None,
     damping: float,
+    num_probes: int | None = None,
     columns: int = 100,
     solver: Solver | None = None,
     rtol: float = 1e-2,
@@ -104,17 +105,25 @@ def self_influence(
     checkpoint: str | Path | Checkpoint | None = None,
     generator: torch.Generator | int | None = None,
 ) -> SelfInfluence:
-    """Return self-influences (Koh & Liang 2017), one system for each point, `columns` of them at a time.
+    """Return self-influences (Koh & Liang 2017), exact, or those of all examples from a few probes.
 
     Leaving out one of N examples is a weight of -1/N, and of -1 for reduction="sum"; a change is positive where
     the loss rises.
 
+    Probes: with M = G + damping I and Gaussian y of covariance M, x = M⁻¹ y has covariance M⁻¹: (∇l_nᵀ x)² has
+    the mean ∇l_nᵀ M⁻¹ ∇l_n for every example at once, and K probes leave a relative standard error of √(2/K), the
+    same for large and small scores. y = 1/√N sum_n J_nᵀ S_n^½ ξ_n + √damping ζ with normal ξ, ζ. This is how
+    leverage scores are estimated (Spielman & Srivastava 2011); `own` are those of a ridge regression, up to the
+    residuals. `total` is one system, and not estimated.
+
     Args:
-        model: in eval mode; or a `Problem` in the place of model, loss, train and weights.
+        model: in eval mode, for probes with outputs (N, C); or a `Problem` in the place of model, loss, train and
+            weights.
         loss: as for `influence`.
         train: data whose mean Gauss-Newton matrix is G, in any form that `Batches` takes.
         points: indices of the examples that are asked for, (K,); None: all.
         damping: added to G; positive.
+        num_probes: estimate `own` from so many; 200 leave 10 %. None: exact, a system for each point.
         columns: right-hand sides solved together, which sets the memory: some vectors of P numbers for
             each, for any number of points.
         solver: None: `default_solver`.
@@ -127,85 +136,28 @@ def self_influence(
         progress: show a bar, one step for each group of columns; a text is its name.
         callback: called with the `SolvedState` after each of them.
         checkpoint: file in which what has been solved is kept; the same call goes on there.
-        generator: of the solver's random numbers, or a seed; by default 0.
+        generator: of the probes and of the solver, or a seed; by default 0.
 
-    Cost: K systems. `estimated_self_influence` needs far fewer where K is large.
+    Cost: K systems for K points; `num_probes` + 1, and for each a derivative of all losses along its solution.
     """
     problem = Problem.of(model, loss, train, weights, memory_budget, batch_size=batch_size).normalised()
     chosen, columns = checked_points(points, problem.num_examples), whole("columns", columns)
-    system = _System(problem, _damped(problem, damping), solver, rtol, generator)
-    found = iterate(
-        _Exact(system, chosen.split(columns)),
+    damping = positive("damping", damping, "the Gauss-Newton matrix may be singular")
+    operator = GaussNewtonOperator(problem) + damping * identity
+    if num_probes is not None:
+        num_probes, generator = whole("num_probes", num_probes), generator_of(generator, operator.device)
+    system = _System(problem, operator, solver, rtol, generator)
+    method = (
+        _Exact(system, chosen, columns) if num_probes is None else _Estimated(system, chosen, columns, num_probes)
+    )
+    return iterate(
+        method,
         name="self-influence",
-        total=math.ceil(len(chosen) / columns),
+        total=method.num_groups,
         progress=progress,
         callback=callback,
         checkpoint=checkpoint,
     )
-    return _left_out(system, found, torch.cat(found.own), torch.cat(found.total), chosen)
-
-
-@can_be_silent
-def estimated_self_influence(
-    model: nn.Module | Problem,
-    loss: Loss | None = None,
-    train: Data | None = None,
-    *,
-    damping: float,
-    num_probes: int,
-    columns: int = 100,
-    solver: Solver | None = None,
-    rtol: float = 1e-2,
-    batch_size: int | None = None,
-    memory_budget: float | None = None,
-    weights: Tensor | None = None,
-    progress: bool | str = True,
-    callback: Callable[[SolvedState], object] | None = None,
-    checkpoint: str | Path | Checkpoint | None = None,
-    generator: torch.Generator | int | None = None,
-) -> SelfInfluence:
-    """Return self-influences of all N examples from `num_probes` + 1 systems, each up to a factor 1 ± √(2/K).
-
-    With M = G + damping I and Gaussian probes y of covariance M, x = M⁻¹ y has covariance M⁻¹: (∇l_nᵀ x)² has
-    the mean ∇l_nᵀ M⁻¹ ∇l_n for every example at once, and K probes leave a relative standard error of √(2/K), the
-    same for large and small scores. y = 1/√N sum_n J_nᵀ S_n^½ ξ_n + √damping ζ with normal ξ, ζ. This is how
-    leverage scores are estimated (Spielman & Srivastava 2011); `own` are those of a ridge regression, up to the
-    residuals. `total` is one system, and not estimated.
-
-    Args:
-        model: in eval mode, with outputs (N, C); or a `Problem`.
-        loss: as for `self_influence`.
-        train: likewise; all of its examples get a score.
-        damping: added to G; positive.
-        num_probes: K; 200 leave 10 %.
-        columns: right-hand sides solved together.
-        solver: None: `default_solver`.
-        rtol: residual of the default solver.
-        batch_size: examples at a time.
-        memory_budget: bytes for each product, see curvlab.curvature.DataOperator.
-        weights: as for `self_influence`.
-        progress: as for `self_influence`.
-        callback: likewise.
-        checkpoint: likewise.
-        generator: of the probes and of the solver, or a seed; by default 0.
-
-    Cost: K + 1 systems, and for each of them a derivative of all losses along its solution.
-    """
-    num_probes, columns = whole("num_probes", num_probes), whole("columns", columns)
-    problem = Problem.of(model, loss, train, weights, memory_budget, batch_size=batch_size).normalised()
-    operator = _damped(problem, damping)
-    drawn_by = generator_of(generator, operator.device)
-    system = _System(problem, operator, solver, rtol, drawn_by)
-    counts = [min(columns, num_probes - start) for start in range(0, num_probes, columns)]
-    found = iterate(
-        _Estimated(system, damping, counts, drawn_by),
-        name="self-influence",
-        total=len(counts) + 1,
-        progress=progress,
-        callback=callback,
-        checkpoint=checkpoint,
-    )
-    return _left_out(system, found, found.own[0] / num_probes, found.total[0], None)
 
 
 # ----------------------------------------------------------------------------- groups of systems
@@ -261,98 +213,90 @@ class _System:
 
     def depends_on(self) -> dict[str, Any]:
         """Return what solutions depend on."""
-        return {"operator": self.operator, "rtol": self.rtol, "solver": self.solver, "seed": self.generator}
+        own = {"rtol": self.rtol, "solver": self.solver, "seed": self.generator}
+        return own | {"operator": self.operator, "gradient": self.mean_gradient()}
+
+    def start(self) -> SolvedState:
+        """Return the state before the first group."""
+        return SolvedState(generator=self.generator if isinstance(self.generator, torch.Generator) else None)
 
     def mean_gradient(self) -> Tensor:
         """Return 1/N sum_n w_n ∇l_n, (P,), of a sum, too."""
         gradient = self.problem.gradient()
         return gradient / self.problem.num_examples if self.problem.loss.reduction == "sum" else gradient
 
+    def left_out(self, solved: SolvedState, own: Tensor, total: Tensor, points: Tensor) -> SelfInfluence:
+        """Return changes per unit of weight as those of leaving each point out."""
+        problem, weights = self.problem, self.problem.weights
+        divisor = 1 if problem.loss.reduction == "sum" else problem.num_examples
+        changes = [own / divisor, total / divisor]
+        if weights is not None:
+            changes = [change * weights[points].to(own) for change in changes]
+        solver = self.solver or f"default_solver(rtol={self.rtol:g})"
+        origin = Origin.of(problem, damping=self.operator.damping, curvature="Gauss-Newton", solver=solver)
+        outcome = (solved.residual, solved.converged, solved.num_matvecs)
+        return SelfInfluence(changes[0], changes[1], *outcome, points, origin)
 
-@dataclass
+
 class _Exact:
-    """A system for each point, some together."""
+    """A system for each point, `columns` together."""
 
-    system: _System
-    chunks: Sequence[Tensor]
+    def __init__(self, system: _System, points: Tensor, columns: int) -> None:
+        self.system, self.points, self.groups = system, points, points.split(columns)
+        self.num_groups = len(self.groups)
 
     def depends_on(self) -> Mapping[str, Any]:
-        own = {"points": list(self.chunks), "gradient": self.system.mean_gradient()}
-        return self.system.depends_on() | own
+        return self.system.depends_on() | {"points": list(self.groups)}
 
     def init(self) -> SolvedState:
         self.mean_gradient = self.system.mean_gradient()
-        own = self.system.generator
-        return SolvedState(generator=own if isinstance(own, torch.Generator) else None)
+        return self.system.start()
 
     def step(self, state: SolvedState) -> SolvedState:
-        points = in_order(self.system.problem, self.chunks[state.num_steps])
+        points = in_order(self.system.problem, self.groups[state.num_steps])
         gradients = per_example_gradients(points).T.contiguous()
         x, solved = self.system.solve(state, gradients)
         return replace(
             solved,
             own=[*state.own, (gradients * x).sum(0)],
             total=[*state.total, self.mean_gradient @ x],
-            done=solved.num_steps == len(self.chunks),
+            done=solved.num_steps == self.num_groups,
         )
 
-    def result(self, state: SolvedState) -> SolvedState:
-        return state
+    def result(self, state: SolvedState) -> SelfInfluence:
+        return self.system.left_out(state, torch.cat(state.own), torch.cat(state.total), self.points)
 
 
-@dataclass(frozen=True)
 class _Estimated:
-    """A system for each probe, some together, and one for the mean gradient."""
+    """A system for each probe, `columns` together, and one for the mean gradient."""
 
-    system: _System
-    damping: float
-    counts: list[int]
-    generator: torch.Generator
+    def __init__(self, system: _System, points: Tensor, columns: int, num_probes: int) -> None:
+        self.system, self.points, self.num_probes = system, points, num_probes
+        self.counts = [min(columns, num_probes - start) for start in range(0, num_probes, columns)]
+        self.num_groups = len(self.counts) + 1
 
     def depends_on(self) -> Mapping[str, Any]:
-        own = {"num_probes": self.counts, "gradient": self.system.mean_gradient(), "seed": self.generator}
-        return self.system.depends_on() | own
+        return self.system.depends_on() | {"num_probes": self.counts}
 
     def init(self) -> SolvedState:
-        return SolvedState(generator=self.generator)
+        return self.system.start()
 
     def step(self, state: SolvedState) -> SolvedState:
-        problem = self.system.problem
+        problem, generator = self.system.problem, generator_of(self.system.generator)
         everyone = replace(problem, weights=None)
         if state.num_steps == len(self.counts):
             x, solved = self.system.solve(state, self.system.mean_gradient()[:, None])
             total = directional_derivatives(everyone, directions=x)[:, 0]
             return replace(solved, total=[total], done=True)
-        probes = curvature_probes(problem, self.counts[state.num_steps], self.generator)
-        probes += math.sqrt(self.damping) * _normal_like(tuple(probes.shape), probes, self.generator)
+        probes = curvature_probes(problem, self.counts[state.num_steps], generator)
+        probes += math.sqrt(self.system.operator.damping) * _normal_like(tuple(probes.shape), probes, generator)
         x, solved = self.system.solve(state, probes)
         squares = directional_derivatives(everyone, directions=x).square().sum(1)
         return replace(solved, own=[squares + (state.own[0] if state.own else torch.zeros_like(squares))])
 
-    def result(self, state: SolvedState) -> SolvedState:
-        return state
-
-
-def _damped(problem: Problem, damping: float) -> LinearOperator:
-    damping = positive("damping", damping, "the Gauss-Newton matrix may be singular")
-    return GaussNewtonOperator(problem) + damping * identity
-
-
-def _left_out(
-    system: _System, solved: SolvedState, own: Tensor, total: Tensor, points: Tensor | None
-) -> SelfInfluence:
-    """Return changes per unit of weight as those of leaving each example out."""
-    problem = system.problem
-    divisor = 1 if problem.loss.reduction == "sum" else problem.num_examples
-    changes = [own / divisor, total / divisor]
-    if problem.weights is not None:
-        weights = (problem.weights if points is None else problem.weights[points]).to(own)
-        changes = [change * weights for change in changes]
-    solver = system.solver or f"default_solver(rtol={system.rtol:g})"
-    origin = Origin.of(problem, damping=system.operator.damping, curvature="Gauss-Newton", solver=solver)
-    points = torch.arange(len(own)) if points is None else points
-    outcome = (solved.residual, solved.converged, solved.num_matvecs)
-    return SelfInfluence(changes[0], changes[1], *outcome, points, origin)
+    def result(self, state: SolvedState) -> SelfInfluence:
+        own = state.own[0] / self.num_probes
+        return self.system.left_out(state, own[self.points], state.total[0][self.points], self.points)
 
 
 # -------------------------------------------------------------------------------------- probes
@@ -365,7 +309,7 @@ def curvature_probes(problem: Problem, count: int, generator: torch.Generator) -
             outputs = problem.function(leaves, inputs)
         if outputs.ndim != 2:
             raise ValueError(
-                f"probes need outputs (N, C), got {tuple(outputs.shape)}: use self_influence for sequences"
+                f"probes need outputs (N, C), got {tuple(outputs.shape)}: of sequences without num_probes"
             )
         root = _curvature_root(outputs.detach(), targets, problem.loss)
         if weights is not None:

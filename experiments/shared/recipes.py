@@ -18,7 +18,6 @@ from curvlab.solvers import (
     Lissa,
     LissaRecipe,
     lissa_hyperparameters,
-    measure_importance_recipe,
     measure_recipe,
 )
 from curvlab.solvers.lissa import LissaState
@@ -77,12 +76,13 @@ def exact_solutions(systems: Systems, /, *, rtol: float, **_: Any) -> dict[str, 
 
 def _measured(systems: Systems) -> dict[str, Any]:
     generator = systems.task.run.generator("recipe", systems.task.seed_name)
-    return _described(systems, measure_recipe(systems.operator, systems.damping, generator=generator))
+    found = measure_recipe(systems.operator, systems.damping, sampling="uniform", generator=generator)
+    return _described(systems, found)
 
 
 def _importance(systems: Systems) -> dict[str, Any]:
     generator = systems.task.run.generator("importance recipe", systems.task.seed_name)
-    found = measure_importance_recipe(systems.operator, systems.damping, generator=generator)
+    found = measure_recipe(systems.operator, systems.damping, sampling="importance", generator=generator)
     return _described(systems, found) | {"weights": found.weights, "certified": found.certified}
 
 

@@ -190,8 +190,10 @@ OF_OPERATORS = {
     "spectral_density": OfOperator(spectrum.spectral_density, {"num_probes": 2, "num_steps": 3}),
     "top_eigenvalues": OfOperator(spectrum.top_eigenvalues, {"max_matvecs": 4}),
     "sketch_eigenvalues": OfOperator(spectrum.sketch_eigenvalues, {"k": 1, "sketch_size": 6, "chunk_size": 2}),
-    "measure_recipe": OfOperator(solvers.measure_recipe, {"damping": 0.1, "budget": 10.0}),
-    "measure_importance_recipe": OfOperator(solvers.measure_importance_recipe, {"damping": 0.1}),
+    "measure_recipe, uniform": OfOperator(
+        solvers.measure_recipe, {"damping": 0.1, "sampling": "uniform", "budget": 10.0}
+    ),
+    "measure_recipe, importance": OfOperator(solvers.measure_recipe, {"damping": 0.1}),
     "measure_constant": OfOperator(
         solvers.measure_constant, {"directions": DIRECTIONS, "trace": 1.0, "num_batches": 5, "batch_size": 4}
     ),

@@ -179,8 +179,7 @@ ONE_PIECE = {
     **dict.fromkeys(("loss_response", "output_gaps", "ensemble_measurements"), "one pass for each network"),
     "sampled_traces": "a few passes over the data",
     "linear_datamodelling_score": "one pass over the retrainings, which are the caller's",
-    **dict.fromkeys(("measure_recipe", "measure_importance_recipe"), "the products of a few dozen batches"),
-    "measure_constant": "the products of a few dozen batches",
+    **dict.fromkeys(("measure_recipe", "measure_constant"), "the products of a few dozen batches"),
     "prepare_influence": "one set-up, which `PreparedInfluence.save` keeps",
     "proximal_bregman_response": "its optimizer=... has them",
 }

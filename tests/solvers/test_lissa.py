@@ -17,7 +17,7 @@ from curvlab.solvers import (
     Lissa,
     LissaHyperparameters,
     lissa_hyperparameters,
-    measure_importance_recipe,
+    measure_recipe,
 )
 from tests.refusals import refuses
 
@@ -243,7 +243,7 @@ def test_condition_holds_with_the_recipe_s_constant() -> None:
     """E H̃² - G² ⪯ C tr(G) G, exactly, over all examples; by uniform sampling only with a far larger C."""
     blocks = heavy()
     matrix = blocks.mean(0)
-    recipe = measure_importance_recipe(DenseOperator(blocks, is_psd=True), 0.1)
+    recipe = measure_recipe(DenseOperator(blocks, is_psd=True), 0.1)
     assert recipe.certified
     assert recipe.constant <= 1.01
     assert recipe.weights is not None
@@ -304,7 +304,7 @@ def test_sequences_are_drawn_whole() -> None:
     model = Causal().double()
     tokens = torch.randint(7, (12, 5), generator=torch.Generator().manual_seed(0))
     op = GaussNewtonOperator(model, nn.CrossEntropyLoss(), (tokens[:, :-1], tokens[:, 1:]))
-    recipe = measure_importance_recipe(op, 0.1, generator=torch.Generator().manual_seed(1))
+    recipe = measure_recipe(op, 0.1, generator=torch.Generator().manual_seed(1))
     assert not recipe.certified
     assert recipe.weights is not None
     assert recipe.weights.shape == (12,)

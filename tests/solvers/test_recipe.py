@@ -55,7 +55,7 @@ def test_recipe_finds_the_spectrum_and_a_fair_share_of_the_constant(generator) -
     matrices = heavy()
     truth = exact_constant(matrices)
     assert truth > 4  # twice the paper's assumption
-    recipe = measure_recipe(DenseOperator(matrices, is_psd=True), 0.1, generator=generator)
+    recipe = measure_recipe(DenseOperator(matrices, is_psd=True), 0.1, sampling="uniform", generator=generator)
     assert recipe.largest_eigenvalue == pytest.approx(
         float(torch.linalg.eigvalsh(matrices.mean(0)).max()), rel=0.03
     )

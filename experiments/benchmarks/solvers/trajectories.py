@@ -173,7 +173,8 @@ def _solver(counted: CountedSystems, method: str, generator: torch.Generator) ->
 def _lissa(counted: CountedSystems, method: str, generator: torch.Generator) -> solvers.Lissa:
     operator, damping = counted.operator, counted.systems.damping
     if method == "lissa_auto":
-        solver = solvers.Lissa.from_recipe(solvers.measure_recipe(operator, damping, generator=generator))
+        recipe = solvers.measure_recipe(operator, damping, sampling="uniform", generator=generator)
+        solver = solvers.Lissa.from_recipe(recipe)
         return dataclasses.replace(solver, callback=counted.recorder)
     trace = hutchinson_trace(operator, rtol=0.05, generator=generator).value
     largest = float(top_eigenvalues(operator, 1, rtol=0.01, generator=generator).values[0])

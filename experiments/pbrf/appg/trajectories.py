@@ -126,7 +126,7 @@ def _repeats(
 def _lissa_auto(systems: NetworkSystems, curve: Trajectory, generator: torch.Generator) -> dict[str, Any]:
     """Run `Lissa.auto`; iterates, and last the mean that it answers with."""
     size, num = systems.operator.num_examples, systems.right_hand_sides.shape[1]
-    recipe = measure_recipe(systems.operator, systems.damping, generator=generator)
+    recipe = measure_recipe(systems.operator, systems.damping, sampling="uniform", generator=generator)
     solver = Lissa.from_recipe(recipe)
     full = recipe.num_matvecs - recipe.num_sampled_matvecs
     set_up = (full + recipe.num_sampled_examples / size) / num  # shared by all systems

@@ -11,7 +11,6 @@ from curvlab.solvers.lissa_settings import (
     LissaRecipe,
     lissa_hyperparameters,
     measure_constant,
-    measure_importance_recipe,
     measure_recipe,
 )
 from curvlab.solvers.minres import MinimumResidual
@@ -39,6 +38,5 @@ __all__ = [
     "default_solver",
     "lissa_hyperparameters",
     "measure_constant",
-    "measure_importance_recipe",
     "measure_recipe",
 ]

@@ -15,7 +15,7 @@ from curvlab.arguments import not_negative, positive, whole
 from curvlab.linalg import LinearOperator, describe, generator_for
 from curvlab.progress import can_be_silent
 from curvlab.seeding import Seed
-from curvlab.solvers.lissa_settings import SAFETY, LissaRecipe, measure_importance_recipe, measure_recipe
+from curvlab.solvers.lissa_settings import SAFETY, LissaRecipe, measure_recipe
 from curvlab.solvers.solution import Solution, relative_norm
 from curvlab.solvers.solver import IterativeSolver, check_definite, check_finite, check_right_hand_side, depends_on
 
@@ -161,10 +161,9 @@ class Lissa(IterativeSolver):
         ten products' worth of examples and eight products for tr.
         """
         generator = generator_for(operator, generator)
-        if sampling not in ("importance", "uniform"):
-            raise ValueError(f"sampling must be 'importance' or 'uniform', got {sampling!r}")
-        measure = measure_importance_recipe if sampling == "importance" else measure_recipe
-        recipe = measure(operator, damping, budget=_BUDGET, progress=progress, generator=generator)
+        recipe = measure_recipe(
+            operator, damping, sampling=sampling, budget=_BUDGET, progress=progress, generator=generator
+        )
         recipe = replace(recipe, problems=recipe.out_of_reach(error_rtol, operator.num_examples))
         for problem in recipe.problems:
             warnings.warn(f"LiSSA: {problem}", stacklevel=3)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -169,6 +169,7 @@ def measure_recipe(
     operator: LinearOperator,
     damping: float,
     *,
+    sampling: Literal["importance", "uniform"] = "importance",
     safety: float = 2.0,
     num_time_constants: float = 4.0,
     budget: float | None = None,
@@ -177,12 +178,19 @@ def measure_recipe(
 ) -> LissaRecipe:
     """Measure λmax, tr and C of G (without damping) and return |B| = safety · C tr / λmax, and the rest.
 
-    C is measured in leading eigenvectors, random directions, and where single examples point: the supremum over
-    all directions is out of reach, hence the safety factor. tr cancels in C tr, so it need not be known well.
+    "importance": examples are drawn by `example_importance`: C is at most 1.01, no direction is tried, and tr is
+    exact. Then |B| >= C tr / λmax is enough, and safety = 2, the paper's own C, halves the sampling noise. Where
+    traces are estimated, C is measured.
+
+    "uniform": C is measured in leading eigenvectors, random directions, and where single examples point: the
+    supremum over all directions is out of reach, hence the safety factor. tr cancels in C tr, so it need not be
+    known well.
 
     Args:
-        operator: G.
+        operator: G. By importance: a GaussNewtonOperator of the whole data, also spread over processes, or a
+            DenseOperator of N matrices.
         damping: added to G before inversion.
+        sampling: how batches are drawn.
         safety: factor before C.
         num_time_constants: T in units of 1 / (step size damping).
         budget: products that measuring C may cost, counted in examples: 16 batches in the leading eigenvector and
@@ -191,12 +199,59 @@ def measure_recipe(
             eigenvectors to 3 %, four random directions, 64 batches of 64 examples, or of a sixteenth of the data
             if that is less, and tr to 5 %: some hundred products in all.
         progress: show bars.
-        generator: of probes and batches.
+        generator: of probes, batches and estimated traces.
+
+    Cost: by importance some products for λmax, and (1 + C) / 5 products for the traces of C outputs; where C is
+    measured, see `budget`.
     """
     generator = generator_for(operator, generator)
+    if sampling not in ("importance", "uniform"):
+        raise ValueError(f"sampling must be 'importance' or 'uniform', got {sampling!r}")
     safety, budget = _checked(operator, damping, safety, budget)
-    num_leading, num_probes, num_batches, num_pointed = (4, 4, 64, 64) if budget is None else (1, 1, 16, 16)
+    found = example_importance(operator, generator=generator) if sampling == "importance" else None
+    certified = found is not None and found.constant is not None
+    num_leading = 1 if certified or budget is not None else 4
     leading = _leading(operator, num_leading, budget, progress=progress, generator=generator)
+    num_matvecs = leading.num_matvecs + (0 if found is None else found.num_matvecs)
+    num_sampled = num_examples = 0
+    if found is not None and found.constant is not None:
+        trace, constant = Estimate(float(found.traces.mean()), 0.0, found.num_matvecs), found.constant
+    else:
+        if found is not None:
+            operator = ImportanceOperator(operator, found.probabilities)  # type: ignore[arg-type]  # it has traces
+        trace, constant, num_sampled, num_examples = _tried(operator, leading, budget, progress, generator)
+        num_matvecs += trace.num_matvecs + num_sampled
+    largest = float(leading.values[0])
+    settings = lissa_hyperparameters(
+        trace=max(trace.value, largest),
+        largest_eigenvalue=largest,
+        damping=damping,
+        constant=safety * constant,
+        num_time_constants=num_time_constants,
+    )
+    return LissaRecipe(
+        settings,
+        trace,
+        largest,
+        constant,
+        num_matvecs=num_matvecs,
+        num_sampled_matvecs=num_sampled,
+        num_sampled_examples=num_examples,
+        weights=None if found is None else found.probabilities,
+        certified=certified,
+        damping=damping,
+    )
+
+
+def _tried(
+    operator: LinearOperator,
+    leading: Eigenvalues,
+    budget: float | None,
+    progress: bool,
+    generator: torch.Generator | None,
+) -> tuple[Estimate, float, int, int]:
+    """Return tr, the largest C of the directions that are tried, and how many products and examples that took."""
+    num_probes, num_batches, num_pointed = (4, 64, 64) if budget is None else (1, 16, 16)
     trace = hutchinson_trace(
         operator,
         num_matvecs=None if budget is None else 8,
@@ -224,26 +279,8 @@ def measure_recipe(
         progress=progress,
         generator=generator,
     )
-    largest = float(leading.values[0])
-    constant = max(1.0, float(constants.max()))
-    settings = lissa_hyperparameters(
-        trace=max(trace.value, largest),
-        largest_eigenvalue=largest,
-        damping=damping,
-        constant=safety * constant,
-        num_time_constants=num_time_constants,
-    )
-    sampled = len(pointed) + num_batches * directions.shape[1]
-    return LissaRecipe(
-        settings,
-        trace,
-        largest,
-        constant,
-        num_matvecs=leading.num_matvecs + trace.num_matvecs + sampled,
-        num_sampled_matvecs=sampled,
-        num_sampled_examples=len(pointed) + num_batches * batch_size * directions.shape[1],
-        damping=damping,
-    )
+    sampled = num_batches * directions.shape[1]
+    return trace, max(1.0, float(constants.max())), num_pointed + sampled, num_pointed + sampled * batch_size
 
 
 def _leading(
@@ -299,71 +336,3 @@ def measure_constant(
     of_mean = operator.inner(sums, sums).double() / num_batches
     variances = batch_size * (squares - of_mean) / (num_batches - 1)
     return (variances / (trace * forms / num_batches)).cpu()
-
-
-@can_be_silent
-def measure_importance_recipe(
-    operator: LinearOperator,
-    damping: float,
-    *,
-    safety: float = 2.0,
-    num_time_constants: float = 4.0,
-    budget: float | None = None,
-    progress: bool = True,
-    generator: Seed = None,
-) -> LissaRecipe:
-    """Measure λmax and all tr(G_i) of G (without damping) and return |B| = safety · C tr / λmax, and the rest.
-
-    Examples are drawn by `example_importance`: C is at most 1.01, no direction is tried, and tr is exact. Then
-    |B| >= C tr / λmax is enough, and safety = 2, the paper's own C, halves the sampling noise. Where traces are
-    estimated, C is measured (`measure_recipe`).
-
-    Args:
-        operator: GaussNewtonOperator of the whole data, also spread over processes, or a DenseOperator of N
-            matrices.
-        damping: added to G before inversion.
-        safety: factor before C.
-        num_time_constants: T in units of 1 / (step size damping).
-        budget: of measuring C, where that is needed, and of λmax: see `measure_recipe`.
-        progress: show bars.
-        generator: of probes and estimated traces.
-
-    Cost: some products for λmax, and (1 + C) / 5 products for the traces of C outputs.
-    """
-    generator = generator_for(operator, generator)
-    safety, budget = _checked(operator, damping, safety, budget)
-    found = example_importance(operator, generator=generator)
-    if found.constant is None:
-        weighted = ImportanceOperator(operator, found.probabilities)  # type: ignore[arg-type]  # it has traces
-        recipe = measure_recipe(
-            weighted,
-            damping,
-            safety=safety,
-            num_time_constants=num_time_constants,
-            budget=budget,
-            progress=progress,
-            generator=generator,
-        )
-        num_matvecs = recipe.num_matvecs + found.num_matvecs
-        return dataclasses.replace(recipe, weights=found.probabilities, num_matvecs=num_matvecs)
-    leading = _leading(operator, 1, budget, progress=progress, generator=generator)
-    trace, largest = float(found.traces.mean()), float(leading.values[0])
-    settings = lissa_hyperparameters(
-        trace=max(trace, largest),
-        largest_eigenvalue=largest,
-        damping=damping,
-        constant=safety * found.constant,
-        num_time_constants=num_time_constants,
-    )
-    return LissaRecipe(
-        settings,
-        Estimate(trace, 0.0, found.num_matvecs),
-        largest,
-        found.constant,
-        num_matvecs=leading.num_matvecs + found.num_matvecs,
-        num_sampled_matvecs=0,
-        num_sampled_examples=0,
-        weights=found.probabilities,
-        certified=True,
-        damping=damping,
-    )

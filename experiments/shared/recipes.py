@@ -83,7 +83,7 @@ def _measured(systems: Systems) -> dict[str, Any]:
 def _importance(systems: Systems) -> dict[str, Any]:
     generator = systems.task.run.generator("importance recipe", systems.task.seed_name)
     found = measure_recipe(systems.operator, systems.damping, sampling="importance", generator=generator)
-    return _described(systems, found) | {"weights": found.weights, "certified": found.certified}
+    return _described(systems, found) | {"weights": found.probabilities, "certified": found.certified}
 
 
 def _described(systems: Systems, found: LissaRecipe) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def _solver(systems: Systems, name: str, recipe: dict[str, Any]) -> Lissa:
         # As Lissa.auto, whose measurements are those of the unit before.
         settings = {key: recipe[key] for key in ("step_size", "batch_size", "num_steps")}
         averaged = max(1, recipe["num_steps"] // 3)
-        return Lissa(**settings, average_last=averaged, error_rtol=0.2, weights=recipe.get("weights"))
+        return Lissa(**settings, average_last=averaged, error_rtol=0.2, probabilities=recipe.get("weights"))
     settings = dataclasses.asdict(
         lissa_hyperparameters(
             trace=max(recipe["trace"], recipe["largest_eigenvalue"]),

@@ -246,7 +246,7 @@ def test_condition_holds_with_the_recipe_s_constant() -> None:
     recipe = measure_recipe(DenseOperator(blocks, is_psd=True), 0.1)
     assert recipe.certified
     assert recipe.constant <= 1.01
-    assert recipe.weights is not None
+    assert recipe.probabilities is not None
     values, vectors = torch.linalg.eigh(matrix)
     whiten = vectors / values.sqrt()
 
@@ -254,7 +254,7 @@ def test_condition_holds_with_the_recipe_s_constant() -> None:
         second = torch.einsum("n,nij,njk->ik", 1 / (200**2 * q), blocks, blocks) - matrix @ matrix
         return float(torch.linalg.eigvalsh(whiten.T @ second @ whiten)[-1] / matrix.trace())
 
-    assert smallest_constant(recipe.weights) <= recipe.constant
+    assert smallest_constant(recipe.probabilities) <= recipe.constant
     assert smallest_constant(torch.full((200,), 1 / 200).double()) > 5
     assert recipe.trace.value == pytest.approx(float(matrix.trace()))
     assert recipe.largest_eigenvalue == pytest.approx(float(values[-1]), rel=0.03)
@@ -285,7 +285,7 @@ def test_converges_on_a_fitted_network_where_uniform_batches_of_the_same_size_di
     with pytest.raises(DivergenceError):
         uniform.solve(op + damping * identity, b, generator=torch.Generator().manual_seed(1))
     measured = Lissa.auto(op, damping, sampling="uniform", generator=torch.Generator().manual_seed(0))
-    assert measured.weights is None
+    assert measured.probabilities is None
     assert measured.batch_size > 2 * solver.batch_size
 
 
@@ -306,9 +306,9 @@ def test_sequences_are_drawn_whole() -> None:
     op = GaussNewtonOperator(model, nn.CrossEntropyLoss(), (tokens[:, :-1], tokens[:, 1:]))
     recipe = measure_recipe(op, 0.1, generator=torch.Generator().manual_seed(1))
     assert not recipe.certified
-    assert recipe.weights is not None
-    assert recipe.weights.shape == (12,)
-    assert float(recipe.weights.min()) >= 0.1 / 12
+    assert recipe.probabilities is not None
+    assert recipe.probabilities.shape == (12,)
+    assert float(recipe.probabilities.min()) >= 0.1 / 12
     assert recipe.num_sampled_matvecs > 0
 
 

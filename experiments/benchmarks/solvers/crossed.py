@@ -44,10 +44,10 @@ def compute(run: Run, tasks: Iterable[tuple[TrainedTask, DictConfig]]) -> dict[s
             trace=measured["trace"], largest_eigenvalue=measured["largest_eigenvalue"], damping=damping
         )
         shared = {"step_size": chosen.step_size, "batch_size": chosen.batch_size}
-        weights = {"uniform": None, "importance": example_importance(systems.operator).probabilities}
+        probabilities = {"uniform": None, "importance": example_importance(systems.operator).probabilities}
         for sampling, repetition in itertools.product(BATCHES, range(settings.num_sequences)):
             what = systems.key | shared | {"sampling": sampling, "repetition": repetition}
-            found = _answers(run, systems, solutions, weights[sampling], **what)
+            found = _answers(run, systems, solutions, probabilities[sampling], **what)
             names = {"task": task.label, "train_loss": task.train_loss, "damping": damping} | shared
             rows += [
                 names | {"sampling": sampling, "repetition": repetition} | answer for answer in found["answers"]
@@ -60,7 +60,7 @@ def _answers(
     run: Run,
     systems: Systems,
     solutions: Tensor,
-    weights: Tensor | None,
+    probabilities: Tensor | None,
     /,
     *,
     step_size: float,
@@ -71,7 +71,7 @@ def _answers(
 ) -> dict[str, Any]:
     """Return the errors of the four answers of one sequence of batches, which the shorter run begins, too."""
     ends = {k: math.ceil(k / (step_size * systems.damping)) for k in TIME_CONSTANTS}
-    solver = Lissa(step_size, batch_size, max(ends.values()), weights=weights, check_residual=False)
+    solver = Lissa(step_size, batch_size, max(ends.values()), probabilities=probabilities, check_residual=False)
     generator = run.generator("crossed", systems.task.seed_name, sampling, repetition)
     found = answers_of_one_run(solver, systems.damped, systems.right_hand_sides, ends, generator)
     run.add_matvecs(solver.num_steps * len(systems.sources[1]))

@@ -52,7 +52,7 @@ class AllExamples(DerivedOperator):
         """Return A V."""
         return self.origin.matmat(vectors)
 
-    # Without weights: nothing is drawn.
+    # Without probabilities: nothing is drawn.
     def sample(  # type: ignore[override]
         self, batch_size: int, generator: torch.Generator | None = None
     ) -> AllExamples:
@@ -83,11 +83,11 @@ class _Follower:
         objective: ProximalBregmanObjective,
         step_size: float,
         batch_size: int | None,
-        weights: Tensor | None,
+        probabilities: Tensor | None,
         generator: torch.Generator,
         on_step: Callable[[], None],
     ) -> None:
-        self.weights = weights
+        self.probabilities = probabilities
         self.objective, self.step_size, self.batch_size = objective, step_size, batch_size
         self.generator, self.on_step = generator, on_step
         self.displacement = objective.zeros()
@@ -99,7 +99,7 @@ class _Follower:
             gradient = self.objective.gradient(u)
         else:
             gradient = self.objective.sampled_gradient(
-                u, batch_size=self.batch_size, weights=self.weights, generator=self.generator
+                u, batch_size=self.batch_size, probabilities=self.probabilities, generator=self.generator
             )
         self.displacement = u - self.step_size * gradient
         x = state.x.to(self.displacement)
@@ -116,11 +116,11 @@ def run_paired(  # noqa: PLR0917
     generators: tuple[torch.Generator, torch.Generator],
     on_step: Callable[[], None] = lambda: None,
     *,
-    weights: Tensor | None = None,
+    probabilities: Tensor | None = None,
 ) -> Paired:
     """Solve (G + damping) x = g by LiSSA and minimise the objective by SGD, with one step size, |B| and T.
 
-    With |B| >= N every step of both takes all the data, and nothing is drawn, but by weights.
+    With |B| >= N every step of both takes all the data, and nothing is drawn, but by probabilities.
 
     Args:
         objective: of the K points; its damping and its data are those of `damped`.
@@ -129,13 +129,13 @@ def run_paired(  # noqa: PLR0917
         settings: step size η, |B| and T of both.
         generators: LiSSA's and SGD's, in the same state: each draws the same indices, once for each step.
         on_step: called after each step of both.
-        weights: probabilities by which both draw examples, (N,); None: uniformly.
+        probabilities: by which both draw examples, (N,); None: uniformly.
 
     Cost: for each of the T steps a product for each point and 4F of |B| examples for each point, F a forward.
     """
-    full = weights is None and settings.batch_size >= objective.num_examples
+    full = probabilities is None and settings.batch_size >= objective.num_examples
     size = None if full else settings.batch_size
-    follower = _Follower(objective, settings.step_size, size, weights, generators[1], on_step)
+    follower = _Follower(objective, settings.step_size, size, probabilities, generators[1], on_step)
     solver = Lissa(
         settings.step_size,
         settings.batch_size,
@@ -143,7 +143,7 @@ def run_paired(  # noqa: PLR0917
         check_residual=False,  # the comparison with CG says more, and costs no products of the full data
         raise_on_divergence=False,  # as in the paper, whose third case ("large and apart") this may be
         callback=follower,
-        weights=weights,
+        probabilities=probabilities,
     )
     solution = solver.solve(AllExamples(damped) if full else damped, gradients, generator=generators[0])
     norms = [torch.stack(rows) for rows in zip(*follower.norms, strict=True)]
@@ -255,9 +255,9 @@ def pairs_by_choice(systems: Systems, cfg: DictConfig, spectrum: dict[str, float
         first = first_points(systems, cfg.measured.points)
         found["measured_"] = paired_runs(first, own, **shared | {"constant": constant})
     if cfg.importance.points != 0:
-        weights = _importance(task.run, systems, **task.key)["probabilities"]
+        probabilities = _importance(task.run, systems, **task.key)["probabilities"]
         first = first_points(systems, cfg.importance.points)
-        found["importance_"] = paired_runs(first, settings, **shared, weights=weights)
+        found["importance_"] = paired_runs(first, settings, **shared, probabilities=probabilities)
     if cfg.larger.points != 0:
         first = first_points(systems, cfg.larger.points)
         found["larger"] = paired_runs(first, settings, **shared | {"epsilon": float(cfg.larger.epsilon)})
@@ -271,15 +271,15 @@ def paired_runs(
     constant: float,
     epsilon: float,
     num_seeds: int,
-    weights: Tensor | None = None,
+    probabilities: Tensor | None = None,
 ) -> Pairs:
-    """Return LiSSA and SGD of every seed, a unit of work each; `weights`: examples are drawn by importance."""
+    """Return LiSSA and SGD of every seed, a unit of work each; `probabilities`: of drawing the examples."""
     key = systems.key | dataclasses.asdict(settings) | {"epsilon": epsilon}
-    key |= {} if weights is None else {"sampling": "importance"}
-    full = weights is None and settings.batch_size >= systems.task.num_train
+    key |= {} if probabilities is None else {"sampling": "importance"}
+    full = probabilities is None and settings.batch_size >= systems.task.num_train
     objective = cache(partial(_objective, systems, epsilon))  # one for all seeds, where one is computed
     found = [
-        _paired(systems.task.run, systems, settings, weights, objective, **key, repetition=seed)
+        _paired(systems.task.run, systems, settings, probabilities, objective, **key, repetition=seed)
         for seed in range(1 if full else num_seeds)
     ]
     names = ("lissa", "pbrf", "lissa_lengths", "sgd_lengths", "distances")
@@ -288,14 +288,16 @@ def paired_runs(
 
 @unit("lissa/paired", version=1, about="LiSSA and SGD, |B| = {batch_size}, seed {repetition}, epsilon {epsilon:g}")
 def _paired(
-    run: Run, systems: Systems, settings: LissaHyperparameters, weights: Tensor | None,
+    run: Run, systems: Systems, settings: LissaHyperparameters, probabilities: Tensor | None,
     objective: Callable[[], ProximalBregmanObjective], /, *, epsilon: float, repetition: int, **_: Any,
 ) -> dict[str, Any]:  # fmt: skip
     task, gradients = systems.task, systems.right_hand_sides
     about = f"LiSSA and SGD {task.label}, |B| = {settings.batch_size}, seed {repetition}"
     bar = run.progress(settings.num_steps, about)
     generators = (task.generator("batches", repetition), task.generator("batches", repetition))
-    found = run_paired(objective(), systems.damped, gradients, settings, generators, bar.update, weights=weights)
+    found = run_paired(
+        objective(), systems.damped, gradients, settings, generators, bar.update, probabilities=probabilities
+    )
     run.add_matvecs(settings.num_steps * gradients.shape[1])
     # Relative to ‖g‖ / damping, which no solution of (G + damping) x = g exceeds.
     scale = systems.damping / torch.linalg.vector_norm(gradients.double(), dim=0)

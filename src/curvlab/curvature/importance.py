@@ -165,7 +165,7 @@ class ImportanceOperator(DerivedOperator):
 
 @dataclass(frozen=True, repr=False)
 class ExampleImportance(Shown):
-    """Probabilities for `op.sample(batch_size, generator, weights)`.
+    """Probabilities for `op.sample(batch_size, generator, probabilities)`.
 
     Attributes:
         probabilities: q, (N,), fp64.

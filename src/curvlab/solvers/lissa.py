@@ -69,8 +69,8 @@ class Lissa(IterativeSolver):
         check_residual: False skips the final product with the full operator: residual is then nan, and
             converged False because nothing is known.
         recipe: what the settings were computed from, if they were (`Lissa.auto`); its cost is counted.
-        weights: probabilities by which a batch's examples are drawn, (N,), each then weighted to keep the mean
-            (`op.sample(batch_size, generator, weights)`); None: uniformly. Where they follow tr(G_i), C is 1.
+        probabilities: by which a batch's examples are drawn, (N,), each then weighted to keep the mean, see
+            `LinearOperator.sample`; None: uniformly. Where they follow tr(G_i), C is 1.
         raise_on_divergence: False returns what the iteration gives, as the authors' code does: only to show
             what that is. ‖x‖ > ‖b‖ / damping then tells that a column is no solution.
         callback, checkpoint, progress: see IterativeSolver; a checkpoint keeps the generator's state, too.
@@ -89,7 +89,7 @@ class Lissa(IterativeSolver):
     check_residual: bool = True
     recipe: LissaRecipe | None = None
     raise_on_divergence: bool = True
-    weights: Tensor | None = field(default=None, repr=False, compare=False)
+    probabilities: Tensor | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         positive("step_size", self.step_size, "1 / (lambda_max + damping)")
@@ -120,9 +120,9 @@ class Lissa(IterativeSolver):
 
     def sample(self, operator: LinearOperator, generator: torch.Generator | None) -> LinearOperator:
         """Return the operator on a batch, as the iteration draws it."""
-        if self.weights is None:  # operators of users may know uniform batches alone
+        if self.probabilities is None:  # operators of users may know uniform batches alone
             return operator.sample(self.batch_size, generator)
-        return operator.sample(self.batch_size, generator, self.weights)
+        return operator.sample(self.batch_size, generator, self.probabilities)
 
     @classmethod
     @can_be_silent
@@ -174,7 +174,7 @@ class Lissa(IterativeSolver):
 
     @classmethod
     def from_recipe(cls, recipe: LissaRecipe, *, error_rtol: float = 0.2, max_steps: int | None = None) -> Lissa:
-        """Return a solver with a recipe's settings and weights, which averages the last third of the iterates."""
+        """Return a solver with a recipe's settings, which averages the last third of the iterates."""
         settings = recipe.settings
         return cls(
             **asdict(settings),
@@ -182,7 +182,7 @@ class Lissa(IterativeSolver):
             max_steps=None if max_steps is None else max(max_steps, settings.num_steps),
             average_last=max(1 if max_steps is None else 2, settings.num_steps // 3),
             recipe=recipe,
-            weights=recipe.weights,
+            probabilities=recipe.probabilities,
         )
 
     def stationary_error(

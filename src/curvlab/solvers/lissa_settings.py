@@ -94,7 +94,7 @@ class LissaRecipe(Shown):
         num_matvecs: products that measuring took; sampled ones are counted as they are.
         num_sampled_matvecs: how many of them were sampled.
         num_sampled_examples: examples that those touched, summed over vectors: divided by N, what they cost.
-        weights: probabilities by which examples are drawn, (N,); None: uniformly.
+        probabilities: by which examples are drawn, (N,); None: uniformly.
         certified: whether C is at most `constant` by proof.
         damping: that the settings are for.
         problems: why LiSSA with these settings is not to be used, see `out_of_reach`; empty if nothing was found.
@@ -107,7 +107,7 @@ class LissaRecipe(Shown):
     num_matvecs: int
     num_sampled_matvecs: int
     num_sampled_examples: int
-    weights: Tensor | None = field(default=None, repr=False, compare=False)
+    probabilities: Tensor | None = field(default=None, repr=False, compare=False)
     certified: bool = False
     damping: float = math.nan
     problems: tuple[str, ...] = ()
@@ -237,7 +237,7 @@ def measure_recipe(
         num_matvecs=num_matvecs,
         num_sampled_matvecs=num_sampled,
         num_sampled_examples=num_examples,
-        weights=None if found is None else found.probabilities,
+        probabilities=None if found is None else found.probabilities,
         certified=certified,
         damping=damping,
     )

@@ -97,7 +97,7 @@ def test_value_gradient_and_its_estimate_follow_the_definition(
     drawn_by = torch.rand(SIZE, generator=generator) + 0.1 if by_probabilities else None
     draws = torch.stack(
         [
-            objective.sampled_gradient(u, batch_size=4, weights=drawn_by, generator=generator)[:, 0]
+            objective.sampled_gradient(u, batch_size=4, probabilities=drawn_by, generator=generator)[:, 0]
             for _ in range(100)
         ]
     )
@@ -301,7 +301,7 @@ def quantities(of: ProximalBregmanObjective) -> dict[str, Tensor]:
         "of two points": of.gradient(u[:, 1:], columns=torch.tensor([1, 2])),
         "value": of.value(u),
         "on a batch": of.sampled_gradient(u, batch_size=20, generator=generator),
-        "drawn by weights": of.sampled_gradient(u, batch_size=20, weights=by, generator=generator),
+        "drawn by probabilities": of.sampled_gradient(u, batch_size=20, probabilities=by, generator=generator),
     }
 
 

@@ -126,16 +126,16 @@ class ProximalBregmanObjective:
         displacement: Tensor,
         *,
         batch_size: int,
-        weights: Tensor | None = None,
+        probabilities: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """Return an unbiased estimate of `gradient` from one batch, shared by all points.
 
-        Drawn with replacement, uniformly or with probability ∝ `weights`, (N,), then weighted to keep the mean:
+        Drawn with replacement, uniformly or by `probabilities`, (N,), then weighted to keep the mean:
         the examples that `GaussNewtonOperator.sample` draws. A batch that does not fit into memory is summed in
         pieces. Cost: 4F of the batch a column.
         """
-        return self._gradient(self.problem.sample(batch_size, generator, weights), displacement, None)
+        return self._gradient(self.problem.sample(batch_size, generator, probabilities), displacement, None)
 
     def value(self, displacement: Tensor, *, columns: Tensor | None = None) -> Tensor:
         """Return Q_z(θ* + εu), (K,). Cost: 1F a column. Rounding hides it where ε‖u‖ is below about 1e-7."""

@@ -79,7 +79,6 @@ class TimesState:
         at: its state.
         times: τ so far, (P,).
         num_steps: of the run.
-        done: whether its end is reached.
     """
 
     at: State

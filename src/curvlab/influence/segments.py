@@ -146,7 +146,6 @@ class SegmentState:
         residual: of each segment that is done, the last one of the run first.
         num_matvecs: so far.
         num_steps: of the run, then segments.
-        done: whether all segments are done.
     """
 
     at: State

@@ -172,7 +172,6 @@ class SolvedState:
         converged: whether all systems were solved.
         num_matvecs: products, counted per vector.
         num_steps: groups.
-        done: whether they are all.
         generator: that was given, if any.
     """
 

@@ -121,7 +121,6 @@ class SimilarityState:
         converged: whether all were solved.
         num_matvecs: products, counted per vector.
         num_steps: blocks.
-        done: whether they are all.
         generator: that was given, if any.
     """
 

@@ -178,7 +178,6 @@ class BackState:
         last: of the run.
         peak_states: the most states held at a time so far.
         num_steps: to the last state that is kept, and back.
-        done: whether the start is reached.
     """
 
     kept: list[State]
@@ -281,7 +280,6 @@ class AlongState:
         at: parameters and the optimizer's vectors.
         tangents: their derivatives by K weights, (K, P) each.
         num_steps: of the run.
-        done: whether its end is reached.
     """
 
     at: State

@@ -91,7 +91,6 @@ class SGLDState:
             be used again.
         generators: one for each chain, the only source of its batches and its noise.
         draws: what was drawn from them ahead.
-        num_steps: steps taken.
         second_moments: V of `RMSProp`, (C, P); None without a preconditioner. `step` writes into it, too.
         momenta: of `UnderdampedLangevin`, (C, P), times sqrt(step_size); None of `SGLD`. Likewise.
     """

@@ -77,7 +77,6 @@ class BlockDescent:
         basis: Q, (P, w), with QᵀMQ = I; the block of residuals is Q C.
         directions: S, (P, w), the next ones.
         coefficients: C, (w, K).
-        num_steps: steps taken.
         num_matvecs: products paid for.
         largest_quotient: about λmax, which rounding in products is relative to.
     """
@@ -112,7 +111,6 @@ class BlockState(ResidualState):
         scale: (K,), lengths of the columns of b.
         descent: the recurrence.
         history: relative_residuals of all steps, on the CPU.
-        num_steps: steps taken.
         done: whether no restart would help.
     """
 

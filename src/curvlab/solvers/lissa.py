@@ -228,7 +228,6 @@ class LissaState:
         num_steps: t.
         first: averaged are the iterates after this step.
         end: T, or what it has been raised to.
-        done: whether this was the last step.
     """
 
     x: Tensor

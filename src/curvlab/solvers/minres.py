@@ -62,7 +62,6 @@ class MinimumResidualState(ResidualState):
         beta, c, s, dbar, epsilon: (K,), named as usual.
         relative_residuals: (K,), of the recurrence.
         history: of all steps, on the CPU.
-        num_steps: steps taken.
         done: whether all columns have arrived, or no more steps are allowed.
     """
 

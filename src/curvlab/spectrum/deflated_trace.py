@@ -27,7 +27,6 @@ class ProductsState:
     Attributes:
         products: blocks of at most 32 columns.
         num_steps: how many.
-        done: whether the method asks for no more.
     """
 
     products: list[Tensor] = field(default_factory=list)

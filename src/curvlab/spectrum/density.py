@@ -105,7 +105,6 @@ class DensityState:
         lanczos: the basis of the probe at work.
         generator: draws the starts.
         num_steps: products so far.
-        done: whether all probes are finished.
     """
 
     nodes: list[Tensor]

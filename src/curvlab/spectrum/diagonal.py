@@ -54,7 +54,6 @@ class DiagonalState:
         generator: what draws the probes.
         count: probes so far.
         num_steps: chunks of them.
-        done: whether there are enough.
     """
 
     mean: Tensor

@@ -58,7 +58,6 @@ class FormsState:
         samples: (n,), fp64 on the CPU.
         generator: what draws the probes.
         num_steps: chunks of them.
-        done: whether there are enough.
     """
 
     samples: Tensor

@@ -60,7 +60,6 @@ class DescentState:
         total: (K,), the sum of the losses of the epoch's examples so far.
         means: (K,) for each finished epoch.
         learning_rates: of the steps taken.
-        done: whether the last step was taken.
     """
 
     positions: nn.ParameterList
@@ -227,7 +226,6 @@ class MinimisationState:
         taken: steps of the optimizer at work.
         lowest: value met.
         gradient_norm: at the last step, before it.
-        done: whether there is no further step.
     """
 
     parameters: nn.ParameterList

@@ -181,7 +181,6 @@ class RetrainingsState:
     Attributes:
         responses: displacements by name, (P, K) each.
         num_steps: how many there are.
-        done: whether these are all.
     """
 
     responses: dict[str, Tensor]

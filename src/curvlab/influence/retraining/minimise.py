@@ -311,7 +311,6 @@ class NewtonState:
         num_gradients: of the full data, counted per point.
         num_matvecs: products, counted per vector.
         num_steps: Newton steps.
-        done: whether there is no further one.
     """
 
     displacement: Tensor

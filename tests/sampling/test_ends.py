@@ -20,6 +20,7 @@ from analytic_models import (
 )
 from torch import Tensor, nn
 
+from curvlab.problem.memory import MemoryWarning
 from curvlab.sampling import (
     LLC,
     SGLD,
@@ -81,7 +82,8 @@ def test_products_take_half_the_examples_when_memory_runs_out(monkeypatch: pytes
     monkeypatch.setattr(EnsembleLosses, "hessian_product", limited)
     sampler = SGLD(losses, step_size=1e-3, nbeta=1.0, localization=1.0, batch_size=32)
     traces = ChainTraces(*torch.zeros(2, 1, 5, dtype=FP64), losses.start[None])
-    assert measure_ends(sampler, traces, seed=0).top_eigenvalue > 0
+    with pytest.warns(MemoryWarning, match="curvature at the ends is now that of 8 examples"):
+        assert measure_ends(sampler, traces, seed=0).top_eigenvalue > 0
     assert sizes[:3] == [32, 16, 8]
 
 

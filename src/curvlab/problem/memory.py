@@ -117,12 +117,15 @@ class Memory:
             stacklevel=2,
         )
 
-    def run(self, compute: Callable[[], Value], *, columns: int = 1) -> Value:
+    def run(
+        self, compute: Callable[[], Value], *, columns: int = 1, told: Callable[[int], str] | None = None
+    ) -> Value:
         """Return what `compute` returns; each time that memory runs out, halve the larger number and start again.
 
         Args:
             compute: reads the numbers from here.
             columns: how many vectors there are.
+            told: what the warning says of so many examples; None: that a pass takes them.
 
         Raises:
             the allocator's own error, where one example and one vector do not fit.
@@ -135,7 +138,8 @@ class Memory:
                     raise
                 failed = (self.current, min(self.columns, columns))
                 if failed == (1, 1):
-                    error.add_note(_NOTHING_LEFT)
+                    if told is None:
+                        error.add_note(_NOTHING_LEFT)
                     raise
             # Here the error is gone, and with it the frames that held the failed pass.
             smaller = _halved(*failed)
@@ -143,12 +147,12 @@ class Memory:
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            warnings.warn(
-                f"memory ran out: a pass now takes {smaller[0]} examples and {smaller[1]} vectors at a time, "
-                "and this one starts again. Pass batch_size or memory_budget to begin with less.",
-                MemoryWarning,
-                stacklevel=2,
+            text = (
+                f"a pass now takes {smaller[0]} examples and {smaller[1]} vectors at a time, and this one starts "
+                "again. Pass batch_size or memory_budget to begin with less."
             )
+            text = text if told is None else told(smaller[0])
+            warnings.warn(f"memory ran out: {text}", MemoryWarning, stacklevel=2)
 
     def _lower(self, to: tuple[int, int], of: tuple[int, int]) -> None:
         """Take over what is lower than it was: that one vector did not ask for more says nothing of many."""
@@ -156,10 +160,10 @@ class Memory:
         self.columns = to[1] if to[1] < of[1] else self.columns
 
 
-def with_halving(compute: Callable[[int], Value], size: int) -> Value:
-    """Return compute(size), with half the examples at a time whenever memory runs out."""
+def with_halving(compute: Callable[[int], Value], size: int, told: Callable[[int], str] | None = None) -> Value:
+    """Return compute(size), half as many examples at a time whenever memory runs out; `told`: see `run`."""
     memory = Memory(size)
-    return memory.run(lambda: compute(memory.examples_at_once(size)))
+    return memory.run(lambda: compute(memory.examples_at_once(size)), told=told)
 
 
 def rows_of(batch: AnyBatch, rows: slice) -> AnyBatch:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from torch import Tensor
 from curvlab.arguments import whole
 from curvlab.files import check_place
 from curvlab.iterate import Checkpoint, Key, SaveFile, iterate
-from curvlab.problem.memory import MemoryWarning, is_out_of_memory
+from curvlab.problem.memory import with_halving
 from curvlab.ranks import Ranks
 from curvlab.sampling.sgld import SGLD, SGLDState
 
@@ -104,27 +103,21 @@ def run_chains(
             same chains go on there and end at the same numbers; in chunks of another size, to rounding.
         callback: called with the state of a chunk after each step, from the chunk's thread.
     """
-    chunks = _chunks(sampler, len(seeds), chunk_size)
+    num_chains = len(seeds)
+    largest = max(map(len, _chunks(sampler, num_chains, chunk_size)), default=1)
     files = None if checkpoint is None else _Files(checkpoint, sampler, seeds, num_steps)
-    while True:
-        largest = max(map(len, chunks), default=1)
-        try:
-            found = _run_in(chunks, sampler, seeds, num_steps, files, progress=progress, callback=callback)
-        except (RuntimeError, MemoryError) as error:
-            if largest == 1 or not is_out_of_memory(error):
-                raise
-        else:
-            if files is not None:
-                files.remove_all()
-            return found
-        # Here the error is gone, and with it the frames that held the failed step.
-        chunks = _chunks(sampler, len(seeds), -(-largest // 2))
-        warnings.warn(
-            f"memory ran out: now {max(map(len, chunks))} of {len(seeds)} chains go together. Pass chunk_size to "
-            "begin with fewer.",
-            MemoryWarning,
-            stacklevel=2,
-        )
+
+    def in_chunks(at_once: int) -> ChainTraces:
+        chunks = _chunks(sampler, num_chains, at_once)
+        return _run_in(chunks, sampler, seeds, num_steps, files, progress=progress, callback=callback)
+
+    def told(at_once: int) -> str:
+        return f"now {at_once} of {num_chains} chains go together. Pass chunk_size to begin with fewer."
+
+    found = with_halving(in_chunks, largest, told)
+    if files is not None:
+        files.remove_all()
+    return found
 
 
 def run_chains_over_ranks(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from curvlab.linalg import LinearOperator
 from curvlab.problem.batch import Batch
-from curvlab.problem.memory import is_out_of_memory
+from curvlab.problem.memory import with_halving
 from curvlab.sampling.chains import ChainTraces
 from curvlab.sampling.sgld import SGLD
 from curvlab.spectrum import top_eigenvalues
@@ -93,13 +93,13 @@ def measure_ends(sampler: SGLD, traces: ChainTraces, *, seed: int) -> ChainEnds:
     paid = num_chains * num_steps * batch_size * _SHARE
     wanted = int(paid / (_GRADIENTS_PER_PRODUCT * LANCZOS_STEPS * len(chains)))
     size = max(batch_size, min(wanted, _MAX_EXAMPLES, losses.num_examples))
-    while True:
-        try:
-            return _measured(sampler, traces, chains, size, torch.Generator(losses.start.device).manual_seed(seed))
-        except (RuntimeError, MemoryError) as error:  # a product needs twice what a step does
-            if size == 1 or not is_out_of_memory(error):
-                raise
-        size = -(-size // 2)
+    device = losses.start.device
+
+    def of_examples(count: int) -> ChainEnds:
+        return _measured(sampler, traces, chains, count, torch.Generator(device).manual_seed(seed))
+
+    # A product needs twice what a step does.
+    return with_halving(of_examples, size, lambda count: f"curvature at the ends is now that of {count} examples.")
 
 
 def _measured(

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.curvature.examples import exact_traces
+from curvlab.curvature.examples import exact_traces, has_exact_traces
 from curvlab.lab import Run, unit
 from curvlab.lab.runs.over_ranks import operator_on_ranks
 from curvlab.problem import stack
@@ -83,11 +83,9 @@ def _spreads(run: Run, task: TrainedTask, directions: torch.Tensor) -> torch.Ten
 
 def _largest_example(run: Run, task: TrainedTask, generator: torch.Generator) -> tuple[float, float, int]:
     """Return an upper bound of max_i λmax(G_i), tr(G) or nan, and the place of that example."""
-    try:
-        traces = exact_traces(gauss_newton(task, spread=False))
-    except (ValueError, TypeError):  # a model that is cut up over processes has none either
-        traces = None
-    if traces is not None:
+    operator = gauss_newton(task, spread=False)
+    if has_exact_traces(operator):  # a model that is cut up over processes has none either
+        traces = exact_traces(operator)
         return float(traces.max()), float(traces.mean()), int(traces.argmax())
     if task.num_train > MOST_EXAMPLES:
         return math.inf, math.nan, 0

@@ -11,7 +11,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from curvlab.curvature import GaussNewtonOperator, exact_traces
+from curvlab.curvature import GaussNewtonOperator, exact_traces, has_exact_traces
 from curvlab.lab import Run, unit
 from curvlab.lab.runs.over_ranks import launched, operator_on_ranks
 from curvlab.problem import stack
@@ -55,11 +55,9 @@ def trace(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
 
     def compute() -> dict[str, Any]:
         operator = gauss_newton(task)
-        if not task.is_language and 1 + task.splits.num_outputs <= 5 * probes:
-            try:
-                return {"trace": float(exact_traces(operator).mean()), "trace_stderr": 0.0}
-            except (ValueError, TypeError):  # other layers
-                pass
+        cheap = not task.is_language and 1 + task.splits.num_outputs <= 5 * probes
+        if cheap and has_exact_traces(operator):
+            return {"trace": float(exact_traces(operator).mean()), "trace_stderr": 0.0}
         generator = task.generator("trace")
         found = hutchinson_trace(operator, num_matvecs=probes, chunk_size=chunk_size, generator=generator)
         run.add_matvecs(found.num_matvecs)

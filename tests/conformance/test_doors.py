@@ -158,7 +158,7 @@ def test_what_takes_model_loss_and_data_takes_a_problem_and_is_in_the_table() ->
 # Numbers from numbers, one step, one example, or what another call does: no bar.
 SHORT = {
     *("freeze", "only_parameters", "output_loss", "stack"),
-    *("certified_constant", "example_importance", "importance_probabilities"),
+    *("certified_constant", "example_importance", "has_exact_traces", "importance_probabilities"),
     *("default_solver", "lissa_hyperparameters"),
     *("closure_step", "curvature_step", "gradient_step", "shared_curvature_step"),
     *("cosine", "cosine_after_warmup", "sampled_label_loss", "shuffled_batches", "weighted_gradient"),

@@ -17,6 +17,7 @@ from curvlab.curvature import (
     GaussNewtonOperator,
     HessianOperator,
     exact_traces,
+    has_exact_traces,
     output_curvatures,
     sampled_traces,
 )
@@ -237,21 +238,28 @@ def summing(loss: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("batch_size", [2, 512])
 def test_exact_traces_are_those_of_dense_blocks(name: str, batch_size: int) -> None:
     one = named(name)
-    traces = exact_traces(GaussNewtonOperator(*one, batch_size=batch_size))
+    operator = GaussNewtonOperator(*one, batch_size=batch_size)
+    assert has_exact_traces(operator)
+    traces = exact_traces(operator)
     torch.testing.assert_close(traces, dense_traces(one), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(traces.mean(), torch.trace(dense_gauss_newton(*one_tuple(one))), rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize("name", ["layer_norm", "frozen", "tied", "unused", "attention", "recurrent"])
 def test_exact_traces_refuse_what_no_layer_holds(name: str) -> None:
-    refuses("Use sampled_traces", exact_traces, GaussNewtonOperator(*named(name)))
+    operator = GaussNewtonOperator(*named(name))
+    refuses("Use sampled_traces", exact_traces, operator)
+    assert not has_exact_traces(operator)
 
 
 def test_only_the_whole_gauss_newton_matrix_has_them() -> None:
     one = named("mlp_tanh")
     with pytest.raises(TypeError, match="pass a GaussNewtonOperator, got FisherOperator"):
         output_curvatures(FisherOperator(*one, kind="empirical"))
-    refuses("not a sample", exact_traces, GaussNewtonOperator(*one).sample(2))
+    sample, labels = GaussNewtonOperator(*one).sample(2), FisherOperator(*one, kind="empirical")
+    refuses("not a sample", exact_traces, sample)
+    assert not has_exact_traces(sample)
+    assert not has_exact_traces(labels)
     torch.testing.assert_close(exact_traces(FisherOperator(*one)), exact_traces(GaussNewtonOperator(*one)))
 
 

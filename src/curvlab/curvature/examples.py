@@ -94,6 +94,16 @@ def recorded(
 
 
 # ----------------------------------------------------------------------------------------------- traces
+def has_exact_traces(operator: LinearOperator) -> bool:
+    """Return whether `exact_traces` takes this matrix. Cost: two forwards of one example."""
+    own = operator.own() if isinstance(operator, MeanOverRanks) else operator
+    if not _is_gauss_newton(own) or not own.problem.is_whole or covering_layers(own) is None:
+        return False
+    ((inputs, _),) = own.problem.data.in_fixed_order().select(torch.zeros(1, dtype=torch.long))
+    with torch.no_grad():
+        return own.function(own.function.parameters, inputs).ndim <= 2  # not of sequences
+
+
 @can_be_silent
 @torch.inference_mode(False)
 def exact_traces(operator: GaussNewtonOperator | MeanOverRanks, *, progress: bool = True) -> Tensor:

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from curvlab.arguments import real, tensor
-from curvlab.curvature.examples import exact_traces, output_curvatures, own_gauss_newton, sampled_traces
+from curvlab.curvature.examples import (
+    exact_traces,
+    has_exact_traces,
+    output_curvatures,
+    own_gauss_newton,
+    sampled_traces,
+)
 from curvlab.curvature.gauss_newton import GaussNewtonOperator
 from curvlab.curvature.operator import MeanOverRanks
 from curvlab.linalg import DenseOperator, DerivedOperator, ExampleDraws, LinearOperator
@@ -215,11 +221,8 @@ def example_importance(
             "GaussNewtonOperator without damping, and the damping as a number, or sampling='uniform'"
         )
     num_outputs = _num_outputs(own_gauss_newton(operator))
-    if num_outputs is not None and num_outputs <= _MOST_OUTPUTS:
-        try:
-            return _certified(exact_traces(operator), floor, math.ceil((1 + num_outputs) / 5))
-        except ValueError:  # parameters beyond linear and convolutional layers
-            pass
+    if num_outputs is not None and num_outputs <= _MOST_OUTPUTS and has_exact_traces(operator):
+        return _certified(exact_traces(operator), floor, math.ceil((1 + num_outputs) / 5))
     traces = sampled_traces(operator, generator=generator)
     return ExampleImportance(importance_probabilities(traces, uniform=_UNIFORM), traces, None, 1)
 

@@ -14,6 +14,7 @@ from curvlab.curvature import (
     ImportanceOperator,
     certified_constant,
     exact_traces,
+    example_importance,
     importance_probabilities,
     output_curvatures,
 )
@@ -125,12 +126,10 @@ def test_what_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp_tanh-ce", "recurrent-ce", "layer_norm-ce", "language"])
-def test_by_traces_takes_any_model(name: str) -> None:
+def test_importance_is_found_for_any_model(name: str) -> None:
     op = GaussNewtonOperator(*named(name))
-    q = ImportanceOperator.by_traces(op).probabilities
+    q = example_importance(op).probabilities
     assert float(q.sum()) == pytest.approx(1)
-    mixed = importance_probabilities(output_curvatures(op), uniform=0.1)
-    torch.testing.assert_close(ImportanceOperator.by_output_curvatures(op).probabilities, mixed)
     if name == "mlp_tanh-ce":
         assert certified_constant(exact_traces(op), q) <= 1.01 + 1e-12
     else:

@@ -204,7 +204,8 @@ def check_importance(ranks: Ranks, folder: Path) -> None:
     ]
     close(solutions[0].x, solutions[1].x, "Lissa by importance")
     assert solutions[0].converged == solutions[1].converged
-    batches = [ImportanceOperator.by_traces(op).sample(5, seeded(4)) @ sides for op in (spread, whole)]
+    weighted = [ImportanceOperator(op, expected.probabilities) for op in (spread, whole)]
+    batches = [op.sample(5, seeded(4)) @ sides for op in weighted]
     close(batches[0], batches[1], "a batch by importance")
 
 

@@ -14,7 +14,6 @@ from curvlab.arguments import real, tensor
 from curvlab.curvature.examples import (
     exact_traces,
     has_exact_traces,
-    output_curvatures,
     own_gauss_newton,
     sampled_traces,
 )
@@ -108,33 +107,6 @@ class ImportanceOperator(DerivedOperator):
         self._importance = ExampleDraws(probabilities, self.num_examples)
         self.probabilities = self._importance.probabilities
         self._term: LinearOperator = operator
-
-    @classmethod
-    def by_traces(
-        cls,
-        operator: GaussNewtonOperator | MeanOverRanks,
-        *,
-        floor: float = 0.01,
-        generator: torch.Generator | None = None,
-    ) -> ImportanceOperator:
-        """Return G sampled by q_i ∝ max(tr(G_i), floor · mean): C is at most 1 + floor.
-
-        Traces are exact where linear and convolutional layers hold all parameters and outputs are (N, C) with C at
-        most 100. Elsewhere they are estimated, and q is mixed with a tenth of the uniform distribution: without a
-        certificate.
-        """
-        return cls(operator, example_importance(operator, floor=floor, generator=generator).probabilities)
-
-    @classmethod
-    def by_output_curvatures(
-        cls, operator: GaussNewtonOperator | MeanOverRanks, *, uniform: float = 0.1
-    ) -> ImportanceOperator:
-        """Return G sampled by its cheap score, tr(S_i), mixed with the uniform distribution; one forward pass.
-
-        C is at most max_i tr(G_i) / (uniform · tr(G)), by the uniform share alone; where the traces are known,
-        `certified_constant` says what it is at most, which is far less.
-        """
-        return cls(operator, importance_probabilities(output_curvatures(operator), uniform=uniform))
 
     def matmat(self, vectors: Tensor) -> Tensor:
         """Return G V, or that of a batch. Cost: as `operator`, or its share of the data."""

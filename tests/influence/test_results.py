@@ -155,7 +155,7 @@ def own_time(steps: int) -> float:
         (Retraining.as_many_steps(), own_time(40)),
         (Retraining.as_many_epochs(0.5), own_time(20)),
         (Retraining.as_many_epochs(0.1), own_time(4)),
-        (Retraining.of_length(7.5), 7.5),
+        (Retraining(length=7.5), 7.5),
     ],
 )
 def test_the_retraining_sets_damping_and_filter(least_squares, retraining, time) -> None:
@@ -185,10 +185,10 @@ def test_lengths_that_are_refused(least_squares) -> None:
     for fraction in (0.0, 1.5):
         refuses(r"kept must be above 0 and at most 1, got .*: 0.5 for halves", Retraining.as_many_epochs, fraction)
     for length in (0.0, float("inf")):
-        refuses("a sum of learning rates, must be positive and finite", Retraining.of_length, length)
+        refuses("a sum of learning rates, must be positive and finite", Retraining, length=length)
     refuses(r"0\.01 of 40 steps is no step", Retraining.as_many_epochs(0.01).time, RUN)
     with pytest.raises(ValueError, match="pass run too, or damping = 1 / length alone"):
-        influence_scores(*arguments, damping=0.1, retraining=Retraining.of_length(10.0))
+        influence_scores(*arguments, damping=0.1, retraining=Retraining(length=10.0))
 
 
 # --- Influence that is set up once: against `influence` and closed forms, by module and by token, and its file

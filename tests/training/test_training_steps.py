@@ -84,7 +84,7 @@ def test_lbfgs_reaches_the_minimum_of_the_regularised_loss(weight_decay: float) 
     assert history.weight_decay == weight_decay
     again = fit(model, **settings, num_epochs=5, gradient_norm=1e-9)
     assert again.num_steps == 0
-    assert math.isnan(again.final_lr)
+    assert again.learning_rates == ()
     assert again.losses == ()
 
 
@@ -265,10 +265,10 @@ def test_ignored_targets_count_neither_in_training_nor_in_evaluation() -> None:
 
 
 def test_learning_rate_warms_up_and_falls_to_nothing() -> None:
-    assert train_bigram(Bigram(), num_steps=100).final_lr == pytest.approx(
+    assert train_bigram(Bigram(), num_steps=100).learning_rates[-1] == pytest.approx(
         0.1 * 0.5 * (1 + math.cos(math.pi * 89 / 90)), rel=1e-6
     )
-    assert train_bigram(Bigram(), num_steps=6, warmup_steps=5, lr=0.2).final_lr == pytest.approx(0.2)
+    assert train_bigram(Bigram(), num_steps=6, warmup_steps=5, lr=0.2).learning_rates[-1] == pytest.approx(0.2)
 
 
 def test_errors_say_what_to_change() -> None:

@@ -10,7 +10,7 @@ from curvlab.training import RunLength
 
 @dataclass(frozen=True)
 class Retraining:
-    """The retraining that influence is asked about, on a part of the data; see its three class methods.
+    """The retraining that influence is asked about, on a part of the data; see its class methods.
 
     A training of length τ, the sum of its learning rates over 1 - momentum, moves along an eigenvector of
     curvature μ by (1 - e^{-τμ}) / μ per unit of gradient, which a damping of weight decay + 1/τ imitates (Bae et
@@ -23,7 +23,7 @@ class Retraining:
 
     Attributes:
         share: of the run's steps.
-        length: τ itself; None: that of the share of the run.
+        length: τ itself, the sum of its learning rates over 1 - momentum; None: that of the share of the run.
     """
 
     share: float = 1.0
@@ -49,11 +49,6 @@ class Retraining:
     def as_many_epochs(cls, fraction: float) -> Retraining:
         """Return a retraining of as many epochs as the run, on a fraction of the data: 1 / (fraction τ)."""
         return cls(share=fraction)
-
-    @classmethod
-    def of_length(cls, length: float) -> Retraining:
-        """Return a retraining of a length of one's own: the sum of its learning rates, over 1 - momentum."""
-        return cls(length=length)
 
     def time(self, run: RunLength) -> float:
         """Return τ, the retraining's length along a constant gradient; unit: squared parameter per loss.

@@ -282,11 +282,6 @@ class TrainingHistory(Shown):
         length = (counted(self.num_steps, "step"), counted(len(self.losses), "epoch"))
         return Summary("training: loss", found, examples, length)
 
-    @property
-    def final_lr(self) -> float:
-        """Learning rate of the last step; nan when no step was needed."""
-        return self.learning_rates[-1] if self.learning_rates else math.nan
-
 
 # ---------------------------------------------------------------------------------- its length
 @dataclass(frozen=True, repr=False)

@@ -157,7 +157,7 @@ def test_what_is_refused(bank: Bank, scores: np.ndarray) -> None:
 
 
 def test_a_bank_prints_its_sizes_not_its_numbers() -> None:
-    printed = str(load_bank("digits"))
+    printed = str(load_bank("digits", "results/banks"))
     assert len(printed.splitlines()) <= 3
     assert "300 single runs of 3 networks, 1000 standard of 10 seeds" in printed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 
 from curvlab.influence.bank import AGAINST, Array, Bank, BankScore, lds_of_predictions, load_bank
 from curvlab.lab import panels, plots, tables
-from experiments.benchmarks.board.banks import PRESETS
+from experiments.benchmarks.board.banks import FOLDER, PRESETS
 from experiments.benchmarks.board.compute import CEILING
 from experiments.benchmarks.board.kept import label, published
 
@@ -23,7 +24,7 @@ COLUMNS = ["method", "against", "lds", "lds_low", "lds_high"]
 def judge_file(name: str, path: str) -> None:
     """Print the rows of the board with that of a file's scores among them, and draw them."""
     try:
-        bank = load_bank(name)
+        bank = load_bank(name, os.environ.get("CURVLAB_BANKS", FOLDER))
     except FileNotFoundError as error:
         sys.exit(f"error: {error}")
     try:

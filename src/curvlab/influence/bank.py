@@ -128,17 +128,17 @@ class Bank(Shown):
         write_atomically(Path(path), buffer.getvalue())
 
 
-def load_bank(name_or_path: str | Path) -> Bank:
-    """Return a bank by its name, in results/banks or in the folder CURVLAB_BANKS, or by the path of its file."""
-    folder = Path(os.environ.get("CURVLAB_BANKS", "results/banks"))
+def load_bank(name_or_path: str | Path, folder: str | Path | None = None) -> Bank:
+    """Return a bank by the path of its file, or by its name in `folder`, by default CURVLAB_BANKS."""
+    folder = Path(folder or os.environ.get("CURVLAB_BANKS", "."))
     if not isinstance(name_or_path, str | Path):
         raise TypeError(f"a bank has a name, or the path of its file, got {name_or_path!r}")
     path = next((p for p in (Path(name_or_path), folder / f"{name_or_path}.npz") if p.is_file()), None)
     if path is None:
         known = ", ".join(sorted(found.stem for found in folder.glob("*.npz"))) or "none"
         raise FileNotFoundError(
-            f"no bank {str(name_or_path)!r}: {folder} holds {known}. Run from the repository's root, set "
-            "CURVLAB_BANKS, or pass the path of a file."
+            f"no bank {str(name_or_path)!r}: {folder} holds {known}. Pass the folder, set CURVLAB_BANKS, or pass "
+            "the path of a file."
         )
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is no bank: {folder} holds those that are named")

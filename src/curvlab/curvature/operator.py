@@ -39,7 +39,7 @@ class DataOperator(LinearOperator):
             over examples, a function of (outputs, targets), whose derivatives autograd takes (`FunctionLoss`).
         data: a pair of tensors, a map-style dataset, or a re-iterable of (inputs, targets) batches; see Batches.
             Mappings with their labels inside, as data sets and collators of Hugging Face give them, are read as
-            the model's own loss reads them (`OwnLabels`). The same at each pass, or refused.
+            the model's own loss reads them (`PairFromMapping`). The same at each pass, or refused.
         batch_size: examples at a time, for pairs and datasets; 512 by default, or what fits into free memory, in
             which it is linear. Whatever is given, it halves when memory runs out, with a warning.
         memory_budget: bytes that a product may hold beside parameters and vectors; batches are cut, and vectors

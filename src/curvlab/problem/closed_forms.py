@@ -57,7 +57,7 @@ class CrossEntropy(OutputLoss):
                 "probabilities, and for classes on another axis, pass a function, lambda outputs, targets: "
                 "torch.nn.functional.cross_entropy(outputs, targets)"
             )
-        refuse_two_readings(outputs, targets)
+        refuse_ambiguous_classes(outputs, targets)
         lowest, highest = _range(targets)
         if lowest < 0 or highest >= classes:  # the ignored index may be why
             lowest, highest = _range(targets[targets != self.ignore_index])
@@ -383,7 +383,7 @@ class BinaryCrossEntropy(_Elementwise):
 
 
 # ------------------------------------------------------------------------------------------ shapes
-def has_two_readings(outputs: Tensor, targets: Tensor) -> bool:
+def has_ambiguous_classes(outputs: Tensor, targets: Tensor) -> bool:
     """Return whether classes could stand last, (N, T, V), as well as second, (N, C, H), as PyTorch has it.
 
     Both give a number for (N, K, K) and targets (N, K), and it is not the same one.
@@ -392,9 +392,9 @@ def has_two_readings(outputs: Tensor, targets: Tensor) -> bool:
     return outputs.ndim > 2 and targets.shape == last and targets.shape == second
 
 
-def refuse_two_readings(outputs: Tensor, targets: Tensor) -> None:
+def refuse_ambiguous_classes(outputs: Tensor, targets: Tensor) -> None:
     """Raise a ValueError where class indices fit the outputs in two ways."""
-    if has_two_readings(outputs, targets):
+    if has_ambiguous_classes(outputs, targets):
         raise ValueError(
             f"outputs {tuple(outputs.shape)} with targets {tuple(targets.shape)} can be read in two ways: "
             "with classes last, as a language model's logits, or second, as nn.CrossEntropyLoss reads them. Say "

@@ -22,7 +22,7 @@ from curvlab.problem.batch import (
     take,
     without_graph,
 )
-from curvlab.problem.hugging_face import OwnLabels
+from curvlab.problem.hugging_face import PairFromMapping
 from curvlab.problem.memory import free_memory
 from curvlab.problem.model_function import ModelFunction
 from curvlab.problem.sources import Examples, Pair, source_of
@@ -57,7 +57,7 @@ class Batches:
         device: where batches are moved.
         dtype: what floating-point inputs and targets are cast to: the model's dtype. Integer targets become
             int64. Batches carry no autograd graph.
-        model: says what the labels inside a mapping belong to (`OwnLabels`).
+        model: says what the labels inside a mapping belong to (`PairFromMapping`).
         name: of this data in error messages.
         repeatable: single examples have to be the same at each reading; False: they are read as they come, for
             training, which may augment them.
@@ -78,7 +78,7 @@ class Batches:
         self.batch_size = batch_size = whole("batch_size", batch_size)
         self._drawn: Sequence[Tensor] | None = None  # in the place of the data's targets
         self._held: list[Batch] | None = None  # all batches, moved
-        self._source = source_of(data, batch_size, checked_batch if model is None else OwnLabels(model))
+        self._source = source_of(data, batch_size, checked_batch if model is None else PairFromMapping(model))
         if isinstance(self._source, Pair | Examples) and len(self._source) == 0:
             raise self._empty()
         if repeatable and isinstance(self._source, Examples):

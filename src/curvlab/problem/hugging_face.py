@@ -25,7 +25,7 @@ _RTOL = 1e-4
 _RTOL_HALF = 2e-2  # some models compute the loss in their own precision
 
 
-class OwnLabels:
+class PairFromMapping:
     """Turns {"input_ids": ..., "labels": ...} into (inputs, targets) with one target for each of the logits.
 
     The mean of nn.CrossEntropyLoss() over such a batch is `model(**batch).loss`:

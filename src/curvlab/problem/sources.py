@@ -20,10 +20,10 @@ from torch.utils.data import (
 )
 
 from curvlab.problem.batch import Batch, collating, is_pair, take
-from curvlab.problem.hugging_face import LABELS, OwnLabels
+from curvlab.problem.hugging_face import LABELS, PairFromMapping
 from curvlab.problem.repeatable import EACH_PASS, check_examples, check_passes, unchanged_random_state
 
-# Turns what the data gives into a checked pair: `checked_batch`, or `OwnLabels` where a model is known.
+# Turns what the data gives into a checked pair: `checked_batch`, or `PairFromMapping` where a model is known.
 Read: TypeAlias = Callable[[Any], Batch]
 
 _WHAT_TO_PASS = (
@@ -115,7 +115,7 @@ class Examples:
     def _collated(self, indices: list[int]) -> Any:
         together = getattr(self.dataset, "__getitems__", None)
         examples = together(indices) if callable(together) else [self.dataset[index] for index in indices]
-        if self.loader is None and isinstance(self._read, OwnLabels) and isinstance(examples[0], Mapping):
+        if self.loader is None and isinstance(self._read, PairFromMapping) and isinstance(examples[0], Mapping):
             examples = [self._read.columns(example) for example in examples]
         with collating():
             return (default_collate if self.loader is None else self.loader.collate_fn)(examples)
@@ -160,7 +160,7 @@ def source_of(data: Any, batch_size: int, read: Read) -> Pair | Examples | Strea
             f"the data is a mapping of {sorted(map(str, data))} to no tensors: of several data sets choose one, "
             "e.g. data['train']."
         )
-    if is_pair(data) or (isinstance(data, Mapping) and isinstance(read, OwnLabels)):
+    if is_pair(data) or (isinstance(data, Mapping) and isinstance(read, PairFromMapping)):
         return Pair(read(data), batch_size)
     if isinstance(data, Iterator):
         raise TypeError(f"data is a one-shot iterator, a second pass over it would be empty: {_WHAT_TO_PASS}")

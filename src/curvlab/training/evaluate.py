@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from curvlab.arguments import whole
 from curvlab.problem import Batches, Data, Problem, output_loss
-from curvlab.problem.closed_forms import has_two_readings
+from curvlab.problem.closed_forms import has_ambiguous_classes
 from curvlab.problem.memory import with_halving
 from curvlab.problem.model_function import eval_mode
 from curvlab.progress import can_be_silent, progress_bar
@@ -91,7 +91,7 @@ def _right(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor | None:
     """Return which predictions are right, (number of predictions,); None where there are none."""
     if isinstance(loss, nn.BCEWithLogitsLoss):
         return ((outputs > 0) == (targets > 0.5)).flatten()
-    fits = outputs.shape[:-1] == targets.shape and not has_two_readings(outputs, targets)
+    fits = outputs.shape[:-1] == targets.shape and not has_ambiguous_classes(outputs, targets)
     if targets.is_floating_point() or not fits:
         return None
     return (outputs.argmax(-1) == targets)[targets != getattr(loss, "ignore_index", -100)]

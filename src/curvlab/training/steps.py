@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from curvlab.arguments import positive
 from curvlab.problem import Batches, Data, FunctionLoss, Problem, output_loss
 from curvlab.problem.batch import Inputs
-from curvlab.problem.closed_forms import refuse_two_readings
+from curvlab.problem.closed_forms import refuse_ambiguous_classes
 from curvlab.problem.model_function import eval_mode, explained, forward_arguments, logits_of
 from curvlab.problem.own_losses import LossFunction
 from curvlab.problem.parameters import checked_model
@@ -54,7 +54,7 @@ class MeanLoss:
             return (self.per_example(outputs, targets) * weights).mean()
         sequences = outputs.ndim > 2 and not targets.is_floating_point() and outputs.shape[:-1] == targets.shape
         if sequences and isinstance(self.loss, nn.CrossEntropyLoss):
-            refuse_two_readings(outputs, targets)
+            refuse_ambiguous_classes(outputs, targets)
             outputs, targets = outputs.flatten(0, -2), targets.flatten()
         try:
             value: Tensor = self.loss(outputs, targets)

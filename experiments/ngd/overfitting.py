@@ -219,7 +219,8 @@ def judge_raw_increase(
 
 
 def _mean(changes: ArrayLike) -> tuple[float, Interval]:
-    return float(np.mean(changes)), t_interval(np.asarray(changes, dtype=float))
+    values = np.asarray(changes, dtype=float)
+    return float(values.mean()), t_interval(values)
 
 
 def _wherever_it_ends(

@@ -277,15 +277,6 @@ def test_tests_mirror_src() -> None:
     assert folders - set(layers()) <= {"experiments", "conformance"}, "tests of nothing"
 
 
-def test_helpers_of_tests_have_names_of_their_own() -> None:
-    # They are imported by these names (`pythonpath` in pyproject.toml), so two of one name would hide each other.
-    helpers = [
-        path.name for path in (ROOT / "tests").rglob("*.py") if not path.name.startswith(("test_", "conftest"))
-    ]
-    assert sorted(helpers) == sorted(set(helpers))
-    assert not list((ROOT / "tests").rglob("__init__.py"))
-
-
 def test_results_are_small_and_a_figure_has_one_picture_and_at_most_one_more() -> None:
     paths = [path for path in (ROOT / "results").rglob("*") if path.is_file()]
     published = [

@@ -1,6 +1,6 @@
 """Functions, kinds of model and kinds of data that users have: every function meets every kind of both.
 
-`python tests/conformance/doors.py` writes the two tables of docs/library.md; `test_doors` holds every cell.
+`python -m tests.conformance.doors` writes the two tables of docs/library.md; `test_doors` holds every cell.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from unittest.mock import patch
 import datasets
 import pytest
 import torch
-from ten_models import bert, gpt2, t5, vit
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
@@ -31,6 +30,7 @@ from curvlab.sampling import choose_sgld_settings, estimate_llc
 from curvlab.solvers import Lissa
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
 from curvlab.training import curvature_step, evaluate, train
+from tests.conformance.ten_models import bert, gpt2, t5, vit
 
 NUM_EXAMPLES, NUM_CLASSES = 6, 3
 

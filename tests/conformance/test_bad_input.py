@@ -10,11 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import calls
 import numpy as np
 import pytest
 import torch
-from calls import BESIDE, CALLS, OF_OPERATORS
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
@@ -56,6 +54,8 @@ from curvlab.sampling import RMSProp, bayesian_influence, choose_sgld_settings, 
 from curvlab.solvers import ConjugateGradient, TrainingFilter
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
 from curvlab.training import RunLength, curvature_step, evaluate, train
+from tests.conformance import calls
+from tests.conformance.calls import BESIDE, CALLS, OF_OPERATORS
 from tests.refusals import refuses
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -14,11 +14,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import calls
 import pytest
 import torch
-from calls import CALLS, OF_OPERATORS, SEED, Call, network
-from doors import BEGIN, END, FORMS, FUNCTIONS, KINDS, LIBRARY, MODELS, REFUSED, case_of, table
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -26,6 +23,9 @@ from curvlab import progress as bars
 from curvlab.iterate import Checkpoint
 from curvlab.problem.memory import MemoryWarning
 from curvlab.seeding import generator_of
+from tests.conformance import calls
+from tests.conformance.calls import CALLS, OF_OPERATORS, SEED, Call, network
+from tests.conformance.doors import BEGIN, END, FORMS, FUNCTIONS, KINDS, LIBRARY, MODELS, REFUSED, case_of, table
 from tests.refusals import refuses
 
 # --- One door: every function takes every kind of model and of data, or says what to change; see `doors`
@@ -103,7 +103,7 @@ def check_kinds(model: str, pairs: list[tuple[str, str]]) -> None:
 
 def test_the_tables_in_the_documents_are_these() -> None:
     text = LIBRARY.read_text(encoding="utf-8")
-    assert text.split(BEGIN)[1].split(END)[0].strip() == table(), "run python tests/conformance/doors.py"
+    assert text.split(BEGIN)[1].split(END)[0].strip() == table(), "run python -m tests.conformance.doors"
 
 
 # --- What holds of all public calls: a `Problem` for model, loss and data, seeds, bars, going on after a kill

@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-from own_loss_cases import CASES, flat, own_gauss_newton, own_gradient, own_hessian
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader
@@ -19,6 +18,7 @@ from curvlab.problem import mean_gradient, only_parameters
 from curvlab.sampling import estimate_llc
 from curvlab.solvers import ConjugateGradient, Ekfac, Rows
 from curvlab.spectrum import top_eigenvalues
+from tests.curvature.own_loss_cases import CASES, flat, own_gauss_newton, own_gradient, own_hessian
 from tests.refusals import refuses
 
 datasets = pytest.importorskip("datasets")

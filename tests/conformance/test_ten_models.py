@@ -12,8 +12,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from model_oracles import Reference, damped_inverse, sgld_excess
-from ten_models import MODELS, Problem, problem, rows_of
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torchvision.models import MobileNetV2
@@ -22,6 +20,8 @@ from transformers import ResNetForImageClassification, T5ForConditionalGeneratio
 from curvlab.curvature import GaussNewtonOperator, HessianOperator
 from curvlab.influence import influence
 from curvlab.sampling import estimate_llc
+from tests.conformance.model_oracles import Reference, damped_inverse, sgld_excess
+from tests.conformance.ten_models import MODELS, Problem, problem, rows_of
 
 LOSS = nn.CrossEntropyLoss()
 

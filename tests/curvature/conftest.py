@@ -1,5 +1,6 @@
 import pytest
-from curvature_cases import Problem, all_problems
+
+from tests.curvature.curvature_cases import Problem, all_problems
 
 PROBLEMS = all_problems()
 

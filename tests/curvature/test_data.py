@@ -6,8 +6,6 @@ import copy
 
 import pytest
 import torch
-from curvature_cases import MODELS, ModelCase, Problem, language_problem, problem
-from curvature_oracles import counts_in, dense_gauss_newton, outputs
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
@@ -21,6 +19,8 @@ from curvlab.curvature import (
     output_curvatures,
     sampled_traces,
 )
+from tests.curvature.curvature_cases import MODELS, ModelCase, Problem, language_problem, problem
+from tests.curvature.curvature_oracles import counts_in, dense_gauss_newton, outputs
 from tests.refusals import refuses
 
 

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from curvature_cases import MODELS, Problem, language_problem, problem
-from curvature_oracles import dense_empirical_fisher, dense_exact_fisher, dense_gauss_newton, dense_hessian
-from loss_cases import CLASSES, WEIGHTS, focal, inputs, network
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
@@ -18,6 +15,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
 from curvlab.curvature.rows import dense_matrix, numbers_of_row, principal_rows
 from curvlab.linalg import DenseOperator, LinearOperator, identity
+from tests.curvature.curvature_cases import MODELS, Problem, language_problem, problem
+from tests.curvature.curvature_oracles import (
+    dense_empirical_fisher,
+    dense_exact_fisher,
+    dense_gauss_newton,
+    dense_hessian,
+)
+from tests.curvature.loss_cases import CLASSES, WEIGHTS, focal, inputs, network
 from tests.refusals import refuses
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from curvature_cases import Problem, fitted, language_problem, problem
-from curvature_oracles import dense_gauss_newton
 from torch import Tensor, nn
 
 from curvlab.curvature import (
@@ -18,6 +16,8 @@ from curvlab.curvature import (
     importance_probabilities,
     output_curvatures,
 )
+from tests.curvature.curvature_cases import Problem, fitted, language_problem, problem
+from tests.curvature.curvature_oracles import dense_gauss_newton
 from tests.refusals import refuses
 
 

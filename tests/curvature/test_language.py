@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from curvature_cases import TiedLanguageModel, language_problem, randomised
-from curvature_oracles import Memory, dense_empirical_fisher, dense_gauss_newton, gradient, outputs, whole_loss
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator, language
+from tests.curvature.curvature_cases import TiedLanguageModel, language_problem, randomised
+from tests.curvature.curvature_oracles import (
+    Memory,
+    dense_empirical_fisher,
+    dense_gauss_newton,
+    gradient,
+    outputs,
+    whole_loss,
+)
 
 
 class WithHead(TiedLanguageModel):

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from curvature_cases import MODELS, Problem, language_problem, problem
-from curvature_oracles import Memory, dense_empirical_fisher, dense_gauss_newton
 from torch import Tensor, nn
 from torch.func import jacrev
 from torch.nn.utils.parametrizations import weight_norm
@@ -20,6 +18,8 @@ from curvlab.curvature.linearise import ColumnSums, RecordedForward, tangents_of
 from curvlab.lab.data import load_cifar10
 from curvlab.lab.models import ResNet20
 from curvlab.problem import freeze
+from tests.curvature.curvature_cases import MODELS, Problem, language_problem, problem
+from tests.curvature.curvature_oracles import Memory, dense_empirical_fisher, dense_gauss_newton
 from tests.refusals import refuses
 
 SHAPES = [(2, 3), (), (0, 4), (5,)]

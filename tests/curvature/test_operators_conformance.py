@@ -6,8 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from curvature_cases import language_problem, problem
-from curvature_oracles import dense_empirical_fisher, dense_exact_fisher, dense_gauss_newton, dense_hessian
 from scipy.sparse.linalg import eigsh
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -15,6 +13,13 @@ from torch.testing import assert_close
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
 from curvlab.linalg import DenseOperator, LinearOperator, identity
 from curvlab.solvers import Ekfac, Nystrom
+from tests.curvature.curvature_cases import language_problem, problem
+from tests.curvature.curvature_oracles import (
+    dense_empirical_fisher,
+    dense_exact_fisher,
+    dense_gauss_newton,
+    dense_hessian,
+)
 from tests.refusals import refuses
 
 DAMPING = 0.1

@@ -5,8 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conformance import Counter
-from dense_curvature import (
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from curvlab.optim import PUBLISHED_GINGER, Ginger
+from tests.optim.conformance import Counter
+from tests.optim.dense_curvature import (
     SIZE,
     colored_vectors,
     inverse,
@@ -16,10 +20,6 @@ from dense_curvature import (
     set_gradients,
     update,
 )
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
-
-from curvlab.optim import PUBLISHED_GINGER, Ginger
 from tests.refusals import refuses
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from conformance import ENTRIES, Counter, Entry, Regression, twin
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
@@ -22,6 +21,7 @@ from curvlab import optim
 from curvlab.lab.models import LeNet5
 from curvlab.linalg import LinearOperator
 from curvlab.optim import NGD, UniformDirection, exact_ngd, fisher_newton, ginger, ngd, qng, uniform_direction
+from tests.optim.conformance import ENTRIES, Counter, Entry, Regression, twin
 from tests.refusals import refuses
 
 

@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conformance import Regression
-from dense_curvature import (
+from torch import nn
+
+from curvlab.optim import QNG, Ginger, sampled_label_loss
+from curvlab.optim.low_rank import LowRankOptimizer
+from tests.optim.conformance import Regression
+from tests.optim.dense_curvature import (
     SIZE,
     colored_vectors,
     inverse,
@@ -19,10 +23,6 @@ from dense_curvature import (
     quasi_natural_inverse,
     update,
 )
-from torch import nn
-
-from curvlab.optim import QNG, Ginger, sampled_label_loss
-from curvlab.optim.low_rank import LowRankOptimizer
 from tests.refusals import refuses
 
 

@@ -8,21 +8,6 @@ from operator import matmul
 from pathlib import Path
 
 import torch
-from problems import (
-    LOSS,
-    classifier,
-    close,
-    convolutions,
-    language_model,
-    loss_gradient,
-    normed,
-    once,
-    refused,
-    same_on_all,
-    seeded,
-    sequences,
-    uneven,
-)
 from torch import Tensor, nn
 
 from curvlab.curvature import (
@@ -46,6 +31,21 @@ from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Ekfac, Li
 from curvlab.solvers.block_cg import BlockState
 from curvlab.solvers.preconditioners import plan_rows
 from curvlab.spectrum import hutchinson_trace, mean_eigenvalue, sketch_eigenvalues, top_eigenvalues
+from tests.parallel.problems import (
+    LOSS,
+    classifier,
+    close,
+    convolutions,
+    language_model,
+    loss_gradient,
+    normed,
+    once,
+    refused,
+    same_on_all,
+    seeded,
+    sequences,
+    uneven,
+)
 
 
 def check_products(ranks: Ranks, folder: Path) -> None:

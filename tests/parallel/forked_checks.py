@@ -17,13 +17,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import data_parallel_checks
-import sharded_checks
 import torch
-from problems import language_model
 
 from curvlab.curvature.linearise import load_forward_mode
 from curvlab.parallel import Ranks, joined
+from tests.parallel import data_parallel_checks, sharded_checks
+from tests.parallel.problems import language_model
 
 Check = Callable[[Ranks, Path], None]
 

@@ -10,21 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from curvature_oracles import Memory
-from problems import (
-    LOSS,
-    VOCABULARY,
-    classifier,
-    close,
-    language_model,
-    loss_gradient,
-    once,
-    refused,
-    same_on_all,
-    seeded,
-    sequences,
-    uneven,
-)
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator, HessianOperator, importance_probabilities, output_curvatures
@@ -42,6 +27,21 @@ from curvlab.problem import mean_gradient
 from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Ekfac, Lissa, Nystrom, Rows
 from curvlab.solvers.block_cg import BlockState
 from curvlab.spectrum import hutchinson_trace, mean_eigenvalue, sketch_eigenvalues, top_eigenvalues
+from tests.curvature.curvature_oracles import Memory
+from tests.parallel.problems import (
+    LOSS,
+    VOCABULARY,
+    classifier,
+    close,
+    language_model,
+    loss_gradient,
+    once,
+    refused,
+    same_on_all,
+    seeded,
+    sequences,
+    uneven,
+)
 
 PRODUCT = 1e-7  # relative error of a product by finite differences
 

@@ -34,10 +34,9 @@ KILLED, GOES_ON = "a rank is killed", "the solve goes on, and a rank fails"
 def ended(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], dict[str, Any]]:
     """How each check ended, by number of ranks and name: one process is started, which forks the others."""
     pytest.importorskip("transformers")
-    paths = [ROOT / "src", ROOT, ROOT / "tests" / "parallel", ROOT / "tests" / "curvature"]
     found = warm.run(
-        ROOT / "tests" / "parallel" / "forked_checks.py", tmp_path_factory.mktemp("ranks"),
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
+        "-m", "tests.parallel.forked_checks", tmp_path_factory.mktemp("ranks"),
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
     assert found.returncode == 0, found.stdout + found.stderr
     lines = [json.loads(line) for line in found.stdout.splitlines() if line.startswith("{")]

@@ -5,9 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from curvature_cases import language_problem
-from curvature_oracles import dense_gauss_newton, dense_hessian
-from loss_cases import CLASSES, KNOWN, WEIGHTS, inputs, network
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
@@ -17,6 +14,9 @@ from curvlab.influence import influence_scores
 from curvlab.problem import output_loss
 from curvlab.sampling import estimate_llc
 from curvlab.training import MeanLoss, evaluate, train
+from tests.curvature.curvature_cases import language_problem
+from tests.curvature.curvature_oracles import dense_gauss_newton, dense_hessian
+from tests.curvature.loss_cases import CLASSES, KNOWN, WEIGHTS, inputs, network
 from tests.refusals import refuses
 
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from curvature_cases import Problem, language_problem, problem
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
 from curvlab.linalg import LinearOperator
+from tests.curvature.curvature_cases import Problem, language_problem, problem
 
 
 class Pairs(Dataset):

@@ -4,7 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from own_loss_cases import (
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
+from curvlab.problem import mean_gradient, only_parameters
+from tests.curvature.own_loss_cases import (
     CASES,
     IGNORED,
     OwnLossCase,
@@ -15,11 +20,6 @@ from own_loss_cases import (
     own_hessian,
     sentences,
 )
-from torch import Tensor, nn
-from torch.testing import assert_close
-
-from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
-from curvlab.problem import mean_gradient, only_parameters
 from tests.refusals import refuses
 
 LOSS = nn.CrossEntropyLoss()

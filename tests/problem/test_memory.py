@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from curvature_oracles import Memory as Peak
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -25,6 +24,7 @@ from curvlab.problem.memory import (
     is_out_of_memory,
     with_halving,
 )
+from tests.curvature.curvature_oracles import Memory as Peak
 from tests.refusals import refuses
 
 CPU_ERROR = "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried"

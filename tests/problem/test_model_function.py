@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.checkpoint
-from curvature_cases import convolutional, mlp, normal, problem, randomised
-from curvature_oracles import flat
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.testing import assert_close
@@ -18,6 +16,8 @@ from torch.testing import assert_close
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
 from curvlab.influence import per_example_gradients
 from curvlab.sampling import estimate_llc
+from tests.curvature.curvature_cases import convolutional, mlp, normal, problem, randomised
+from tests.curvature.curvature_oracles import flat
 from tests.refusals import refuses
 
 OPERATORS = [GaussNewtonOperator, HessianOperator, FisherOperator]

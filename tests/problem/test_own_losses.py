@@ -6,8 +6,6 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from curvature_oracles import dense_gauss_newton, dense_hessian
-from loss_cases import CASES, CLASSES, COUNTS, REAL, LossCase, focal, inputs, network
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -17,6 +15,8 @@ from curvlab.influence import influence, influence_scores, per_example_gradients
 from curvlab.problem import FunctionLoss
 from curvlab.sampling import estimate_llc
 from curvlab.solvers import ConjugateGradient, Direct
+from tests.curvature.curvature_oracles import dense_gauss_newton, dense_hessian
+from tests.curvature.loss_cases import CASES, CLASSES, COUNTS, REAL, LossCase, focal, inputs, network
 from tests.refusals import refuses
 
 OPERATORS = {GaussNewtonOperator: dense_gauss_newton, HessianOperator: dense_hessian}

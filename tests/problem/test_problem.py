@@ -7,8 +7,6 @@ import re
 
 import pytest
 import torch
-from curvature_cases import language_problem, problem
-from curvature_oracles import dense_gauss_newton, dense_hessian
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -16,6 +14,8 @@ from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperat
 from curvlab.lab.models import MLP, ResNet20, resnet18
 from curvlab.linalg import identity
 from curvlab.problem import FunctionLoss, Problem, freeze, mean_gradient, only_parameters, output_loss
+from tests.curvature.curvature_cases import language_problem, problem
+from tests.curvature.curvature_oracles import dense_gauss_newton, dense_hessian
 from tests.refusals import refuses
 
 LOSS = nn.CrossEntropyLoss()

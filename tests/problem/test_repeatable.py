@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from curvature_cases import Problem, problem
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.testing import assert_close
@@ -28,6 +27,7 @@ from curvlab.curvature import GaussNewtonOperator
 from curvlab.problem import Batches, ModelFunction
 from curvlab.problem.closed_forms import CrossEntropy
 from curvlab.problem.records import Records
+from tests.curvature.curvature_cases import Problem, problem
 from tests.refusals import refuses
 
 

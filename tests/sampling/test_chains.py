@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from analytic_models import FP64, Polynomial, linear_regression, mean_output, no_inputs
 from torch import Tensor, nn
 
 from curvlab.files import write_atomically
@@ -17,6 +16,7 @@ from curvlab.problem.memory import MemoryWarning
 from curvlab.sampling import SGLD, ChainsState, ChainTraces, RMSProp, UnderdampedLangevin, run_chains
 from curvlab.training import EnsembleLosses
 from tests.refusals import refuses, stopped
+from tests.sampling.analytic_models import FP64, Polynomial, linear_regression, mean_output, no_inputs
 
 # --- One step of every sampler against the recursion written out, and the limits that they must have
 SETTINGS = {"step_size": 1e-3, "nbeta": 20.0, "localization": 3.0, "batch_size": 7}

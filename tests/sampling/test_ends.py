@@ -7,17 +7,6 @@ from functools import cache
 
 import pytest
 import torch
-from analytic_models import (
-    FP64,
-    Polynomial,
-    ReducedRank,
-    Stretched,
-    half_square,
-    linear_regression,
-    mean_output,
-    no_inputs,
-    quadrature,
-)
 from torch import Tensor, nn
 
 from curvlab.problem.memory import MemoryWarning
@@ -34,6 +23,17 @@ from curvlab.sampling import (
     measure_ends,
 )
 from curvlab.training import EnsembleLosses, train
+from tests.sampling.analytic_models import (
+    FP64,
+    Polynomial,
+    ReducedRank,
+    Stretched,
+    half_square,
+    linear_regression,
+    mean_output,
+    no_inputs,
+    quadrature,
+)
 
 
 def test_they_are_those_of_a_quadratic() -> None:

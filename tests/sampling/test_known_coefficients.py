@@ -7,7 +7,11 @@ from functools import cache, partial
 
 import pytest
 import torch
-from analytic_models import (
+from torch import Tensor, nn
+
+from curvlab.influence import influence
+from curvlab.sampling import LLC, BayesianInfluence, RMSProp, bayesian_influence, default_nbeta, estimate_llc
+from tests.sampling.analytic_models import (
     Polynomial,
     ReducedRank,
     Stretched,
@@ -19,10 +23,6 @@ from analytic_models import (
     quadrature,
     regular_coefficient,
 )
-from torch import Tensor, nn
-
-from curvlab.influence import influence
-from curvlab.sampling import LLC, BayesianInfluence, RMSProp, bayesian_influence, default_nbeta, estimate_llc
 
 
 def generator(seed: int = 0) -> torch.Generator:

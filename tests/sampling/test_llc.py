@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from analytic_models import FP64, Polynomial, linear_regression, mean_output, no_inputs
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from curvlab.sampling import (
 from curvlab.sampling.diagnostics import problems_of
 from curvlab.training import EnsembleLosses
 from tests.refusals import refuses
+from tests.sampling.analytic_models import FP64, Polynomial, linear_regression, mean_output, no_inputs
 
 
 def estimate(model: nn.Module | None = None, data: Any = None, loss: Any = None, **changes: Any) -> LLC:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from analytic_models import FP64, Polynomial, linear_regression, mean_output, no_inputs
 from scipy import signal, stats
 from torch import Tensor, nn
 
@@ -24,6 +23,7 @@ from curvlab.sampling import (
     split_rhat,
 )
 from tests.refusals import refuses
+from tests.sampling.analytic_models import FP64, Polynomial, linear_regression, mean_output, no_inputs
 
 
 def displaced(by: float) -> tuple[nn.Module, tuple[Tensor, Tensor]]:

@@ -7,7 +7,6 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from curvature_cases import fitted
 from torch import Tensor, nn
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator
@@ -19,6 +18,7 @@ from curvlab.solvers import (
     lissa_hyperparameters,
     measure_recipe,
 )
+from tests.curvature.curvature_cases import fitted
 from tests.refusals import refuses
 
 

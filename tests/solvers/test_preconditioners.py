@@ -6,8 +6,6 @@ import copy
 
 import pytest
 import torch
-from curvature_cases import Problem, language_problem, problem
-from curvature_oracles import dense_gauss_newton, gradient
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
@@ -20,6 +18,8 @@ from curvlab.solvers import (
     Nystrom,
     Rows,
 )
+from tests.curvature.curvature_cases import Problem, language_problem, problem
+from tests.curvature.curvature_oracles import dense_gauss_newton, gradient
 from tests.matrices import with_spectrum
 from tests.refusals import refuses
 

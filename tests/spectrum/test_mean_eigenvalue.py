@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-from curvature_oracles import dense_gauss_newton
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -14,6 +13,7 @@ from curvlab.curvature import GaussNewtonOperator, HessianOperator
 from curvlab.curvature.examples import quadratic_forms
 from curvlab.linalg import DenseOperator
 from curvlab.spectrum import mean_eigenvalue, sketch_eigenvalues
+from tests.curvature.curvature_oracles import dense_gauss_newton
 from tests.matrices import with_spectrum
 from tests.refusals import refuses
 

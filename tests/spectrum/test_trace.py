@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from curvature_oracles import Memory
 from torch import Tensor
 
 from curvlab.linalg import DenseOperator, LinearOperator, identity
@@ -19,6 +18,7 @@ from curvlab.spectrum import (
     xtrace,
 )
 from curvlab.spectrum.eigenvalues import vectors_that_fit
+from tests.curvature.curvature_oracles import Memory
 from tests.matrices import CountingOperator
 from tests.refusals import refuses
 

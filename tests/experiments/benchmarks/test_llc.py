@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from analytic_models import aoyagi_watanabe
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -34,6 +33,7 @@ from experiments.benchmarks.llc.exact import (
 from experiments.benchmarks.llc.peers import autoregressive, floor_seconds, power_table
 from experiments.benchmarks.llc.polynomials import finite_value
 from tests.refusals import refuses
+from tests.sampling.analytic_models import aoyagi_watanabe
 
 ROOT = Path(__file__).parents[3]
 

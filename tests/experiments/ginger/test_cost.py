@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from dense_curvature import moving_average, printed_algorithm, quasi_natural_inverse
 from torch import Tensor, nn
 
 from curvlab.curvature import HessianOperator
@@ -22,6 +21,7 @@ from experiments.ginger.cost.operations import gradient_flops, own_flops, polyno
 from experiments.ginger.cost.stream import Stream, coordinates
 from experiments.ginger.cost.theory import Path as FollowedPath
 from experiments.ginger.cost.theory import SoftmaxRegression, follow, lemma_2, theorem_1
+from tests.optim.dense_curvature import moving_average, printed_algorithm, quasi_natural_inverse
 
 
 def vectors(count: int, size: int, seed: int = 0) -> np.ndarray:

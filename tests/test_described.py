@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from curvlab.described import described, fingerprint
 from curvlab.linalg import DenseOperator, identity
+from tests.models import Examples
 
 SCALE = 2.0
 
@@ -59,17 +60,6 @@ def edited(base: type, name: str, body: str) -> Any:
     return type("Edited", (base,), {"__module__": __name__, **space})()
 
 
-class Listed(Dataset):
-    def __init__(self, examples: list[Tensor]) -> None:
-        self.examples = examples
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, place: int) -> Tensor:
-        return self.examples[place]
-
-
 def linear(seed: int) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Linear(2, 2)
@@ -110,7 +100,7 @@ PARTS: dict[str, Callable[[int], Any]] = {
     "the forward of a part": lambda k: nn.Sequential(edited(nn.Module, "forward", f"x * {k}")),
     "another method of a loss": lambda k: edited(nn.MSELoss, "scale", f"x + {k}"),
     "the call of an object": lambda k: edited(object, "__call__", f"x ** {k}"),
-    "the 101st of 200 examples": lambda k: Listed([torch.tensor(k * (i == 101)) for i in range(200)]),
+    "the 101st of 200 examples": lambda k: Examples([torch.tensor(k * (i == 101)) for i in range(200)]),
     "an operator under a large damping": lambda k: DenseOperator(torch.eye(3) * k / 1e9) + 1e9 * identity,
     "a constant": lambda k: (lambda x: x + 1) if k == 1 else (lambda x: x + 2),
 }

@@ -18,7 +18,7 @@ import datasets
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, default_collate
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
 from curvlab.influence import influence, proximal_bregman_response, self_influence, unrolled_response
@@ -31,6 +31,7 @@ from curvlab.solvers import Lissa
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
 from curvlab.training import curvature_step, evaluate, train
 from tests.conformance.ten_models import bert, gpt2, t5, vit
+from tests.models import Examples
 
 NUM_EXAMPLES, NUM_CLASSES = 6, 3
 
@@ -289,19 +290,6 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Any, Any]]] = {
 
 
 # ------------------------------------------------------------------------------------------ data
-class Examples(Dataset):
-    """Map-style, single examples."""
-
-    def __init__(self, examples: list[Any]) -> None:
-        self.examples = examples
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.examples[index]
-
-
 class Stream(IterableDataset):
     def __init__(self, batches: list[Any]) -> None:
         self.batches = batches

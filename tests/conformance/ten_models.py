@@ -10,10 +10,11 @@ import torch
 import torchvision
 import transformers
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from torchvision.models.convnext import CNBlockConfig
 
 from curvlab.problem import Data
+from tests.models import Examples
 
 NUM_CLASSES, VOCABULARY, NUM_TRAIN = 3, 11, 4
 IGNORED, PADDING = -100, 1
@@ -172,18 +173,9 @@ def translation(count: int, generator: torch.Generator) -> tuple[Inputs, Tensor]
 
 
 # ------------------------------------------------------------------------------------------ layouts
-class Examples(Dataset):
-    """A map-style data set of single examples; an integer as the target where there is a class."""
-
-    def __init__(self, inputs: Inputs, targets: Tensor) -> None:
-        self.inputs, self.rows = inputs, targets
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        target = self.rows[index]
-        return rows_of(self.inputs, index), int(target) if target.ndim == 0 else target
+def map_style(inputs: Inputs, targets: Tensor) -> Examples:
+    """A data set of single examples; an integer as the target where there is a class."""
+    return Examples([(rows_of(inputs, n), int(t) if t.ndim == 0 else t) for n, t in enumerate(targets)])
 
 
 def rows_of(inputs: Inputs, rows: Any) -> Any:
@@ -195,7 +187,7 @@ def pair(inputs: Inputs, targets: Tensor) -> Data:
 
 
 def loader(inputs: Inputs, targets: Tensor) -> Data:
-    return DataLoader(Examples(inputs, targets), batch_size=3)
+    return DataLoader(map_style(inputs, targets), batch_size=3)
 
 
 def batches(inputs: Inputs, targets: Tensor) -> Data:
@@ -232,13 +224,13 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Draw, Layout]] = {
     "bert": (bert, sentences, tokenized),
     "gpt2": (gpt2, whole_blocks, tensor_dataset),
     "opt": (opt, causal, language_modelling),
-    "llama": (llama, causal, Examples),
+    "llama": (llama, causal, map_style),
     "t5": (t5, translation, labels_alone),
     "vit": (vit, pixel_values, pair),
     "swin": (swin, images, tensor_dataset),
     "convnext": (convnext, images, loader),
     "resnet": (resnet, images, batches),
-    "mobilenet": (mobilenet, images, Examples),
+    "mobilenet": (mobilenet, images, map_style),
 }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing import assert_close
 
 from curvlab import progress as bars
@@ -26,6 +26,7 @@ from curvlab.seeding import generator_of
 from tests.conformance import calls
 from tests.conformance.calls import CALLS, OF_OPERATORS, SEED, Call, network
 from tests.conformance.doors import BEGIN, END, FORMS, FUNCTIONS, KINDS, LIBRARY, MODELS, REFUSED, case_of, table
+from tests.models import Limited
 from tests.refusals import refuses
 
 # --- One door: every function takes every kind of model and of data, or says what to change; see `doors`
@@ -299,15 +300,7 @@ def test_every_bar_of_work_beyond_ten_seconds_says_how_long_it_will_take(
     assert not caplog.messages
 
 
-class Narrow(nn.Sequential):
-    """A network on a machine with room for six examples at a time, which no batch of a training exceeds."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) > 6:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return super().forward(x)
-
-
+ROOM = 6  # examples at a time, which no batch of a training exceeds
 IN_STEPS = {"Replay", "adam_times", "proximal_bregman_response", "train"}
 IN_STEPS |= {name for name in CALLS if name.startswith("unrolled")}
 # What is not the same number when passes are cut: why.
@@ -325,7 +318,7 @@ def test_where_memory_runs_out_or_is_given_passes_are_cut_to_the_same_numbers(
     if call.takes("memory_budget") and name != "ProximalBregmanObjective":  # whose curvature alone is cut
         with pytest.warns(MemoryWarning, match="that are given: a pass takes"):
             assert_same(call(memory_budget=2**9), expected, rtol=1e-5, atol=1e-6)
-    monkeypatch.setattr(calls, "network", lambda: Narrow(*network()))
+    monkeypatch.setattr(calls, "network", lambda: Limited(*network(), most=ROOM))
     with nullcontext() if name in IN_STEPS else pytest.warns(MemoryWarning, match="a pass now takes 6 examples"):
         found = call()
     assert_same(found, expected, rtol=1e-5, atol=1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -13,7 +12,6 @@ from torch.testing import assert_close
 from curvlab.influence import (
     derivatives,
     directional_derivatives,
-    per_example_gradients,
     self_influence,
 )
 from curvlab.influence.self_influence import curvature_probes
@@ -21,6 +19,7 @@ from curvlab.problem import Problem
 from curvlab.problem.memory import MemoryWarning
 from curvlab.solvers import ConjugateGradient, Direct
 from tests.influence.gradients import gradient, gradient_rows, ridge
+from tests.models import CPU_ERROR, Limited
 
 DAMPING = 0.1
 
@@ -150,26 +149,13 @@ def test_the_estimate_is_that_of_the_weighted_matrix(problem) -> None:
     assert torch.equal(chosen.total, found.total[some])
 
 
-# --- Gradients of single examples, and self-influence, where memory runs out: halved, said, and the same numbers
-CPU_ERROR = "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried"
+# --- Directions and probes where memory runs out: halved, said, and the same numbers
 NUM = 20
 
 
-class Limited(nn.Module):
-    """A model on a machine that has room for a few rows at a time."""
-
-    def __init__(self, most: int, *, convolution: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        first = nn.Conv1d(1, 2, 2) if convolution else nn.Linear(4, 6)
-        self.inner = nn.Sequential(nn.Unflatten(1, (1, 4)), first, nn.Tanh(), nn.Flatten(), nn.Linear(6, 3))
-        self.inner.double().eval()
-        self.most = most
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) > self.most:
-            raise RuntimeError(CPU_ERROR)
-        return self.inner(x)
+def network() -> Limited:
+    torch.manual_seed(0)
+    return Limited(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3), most=NUM).double().eval()
 
 
 @pytest.fixture
@@ -178,24 +164,7 @@ def data(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return x, torch.randint(3, (NUM,), generator=generator)
 
 
-def one_by_one(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
-    return gradient_rows(model, nn.CrossEntropyLoss(), data)
-
-
-@pytest.mark.parametrize("convolution", [False, True])
-def test_gradients_are_halved_until_they_fit(data, convolution: bool) -> None:
-    model = Limited(6, convolution=convolution).eval()
-    with pytest.warns(MemoryWarning) as told:
-        found = per_example_gradients(model, nn.CrossEntropyLoss(), data, batch_size=16)
-    sizes = [str(warning.message).split(" takes ")[1].split(" examples")[0] for warning in told]
-    assert sizes == ["8", "4"]  # and the second batch begins with what the first one found
-    assert_close(found, one_by_one(model, data), rtol=1e-11, atol=1e-13)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", MemoryWarning)
-        per_example_gradients(model, nn.CrossEntropyLoss(), data, batch_size=6)
-
-
-def test_so_are_directions_where_fewer_examples_do_not_help(data, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directions_are_halved_where_fewer_examples_do_not_help(data, monkeypatch: pytest.MonkeyPatch) -> None:
     vmap, seen = derivatives.vmap, []
 
     def narrow(function):
@@ -208,8 +177,8 @@ def test_so_are_directions_where_fewer_examples_do_not_help(data, monkeypatch: p
         return call
 
     monkeypatch.setattr(derivatives, "vmap", narrow)
-    model = Limited(NUM, convolution=False).eval()
-    gradients = one_by_one(model, data)
+    model = network()
+    gradients = gradient_rows(model, nn.CrossEntropyLoss(), data)
     directions = torch.randn(gradients.shape[1], 8, dtype=torch.float64)
     with pytest.warns(MemoryWarning, match="2 vectors"):
         found = directional_derivatives(model, nn.CrossEntropyLoss(), data, directions)
@@ -220,7 +189,7 @@ def test_so_are_directions_where_fewer_examples_do_not_help(data, monkeypatch: p
 
 def test_probes_of_pieces_have_the_covariance_of_all(data, generator: torch.Generator) -> None:
     weights = torch.linspace(0, 2, NUM, dtype=torch.float64)
-    probes, model = [], Limited(NUM, convolution=False).eval()
+    probes, model = [], network()
     for narrow in (False, True):
         model.most = 6 if narrow else NUM
         problem = Problem.of(model, nn.CrossEntropyLoss(), data, weights)
@@ -228,7 +197,7 @@ def test_probes_of_pieces_have_the_covariance_of_all(data, generator: torch.Gene
         with told:
             probes.append(curvature_probes(problem, 2000, generator))
     whole, pieces = (sample @ sample.T / sample.shape[1] for sample in probes)
-    dense = dense_gauss_newton(model.inner, data, weights)
+    dense = dense_gauss_newton(model, data, weights)
     assert (whole - dense).norm() / dense.norm() < 0.1
     assert (pieces - dense).norm() / dense.norm() < 0.1
 

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.parallel import DataParallelOperator, Ranks, joined, launched
+from tests.models import Examples
 from tests.refusals import refuses
 from tests.warm import Warm
 
@@ -80,16 +81,8 @@ def test_shares_lie_one_behind_the_other_and_differ_by_one_at_most() -> None:
         shares = [Ranks(rank, 3).share(data) for rank in range(3)]
         assert torch.equal(torch.cat([share[1] for share in shares]), targets)
         assert sorted(len(share[1]) for share in shares) == [3, 4, 4]
-    dataset = [(inputs[i], targets[i]) for i in range(11)]
-
-    class Examples:
-        def __len__(self) -> int:
-            return 11
-
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-            return dataset[index]
-
-    assert [len(Ranks(rank, 3).share(Examples())) for rank in range(3)] == [3, 4, 4]
+    examples = Examples([(inputs[i], targets[i]) for i in range(11)])
+    assert [len(Ranks(rank, 3).share(examples)) for rank in range(3)] == [3, 4, 4]
     assert [len(Ranks(rank, 2).share(batches)) for rank in range(2)] == [1, 1]
 
 

@@ -25,29 +25,15 @@ from curvlab.problem.memory import (
     with_halving,
 )
 from tests.curvature.curvature_oracles import Memory as Peak
+from tests.models import CPU_ERROR, Limited
 from tests.refusals import refuses
 
-CPU_ERROR = "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried"
 ERRORS = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError(CPU_ERROR), MemoryError()]
 
 
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)).double().eval()
-
-
-class Limited(nn.Module):
-    """A model on a machine that has room for a few rows at a time."""
-
-    def __init__(self, most: int, error: Exception) -> None:
-        super().__init__()
-        self.inner, self.most, self.error, self.seen = network(), most, error, []
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.append(len(x))
-        if len(x) > self.most:
-            raise self.error
-        return self.inner(x)
 
 
 def data(count: int = 40) -> tuple[Tensor, Tensor]:
@@ -75,7 +61,7 @@ def build(kind: type[DataOperator], model: nn.Module, **settings) -> DataOperato
     + [(HessianOperator, ERRORS[0]), (FisherOperator, ERRORS[0])],
 )
 def test_a_pass_is_halved_until_it_fits_and_stays_so(kind, error: Exception) -> None:
-    model = Limited(most=12, error=error)
+    model = Limited(*network(), most=12, error=error)
     op, expected = build(kind, model, batch_size=40), build(kind, network(), batch_size=40)
     vectors = op.randn(2, torch.Generator().manual_seed(0))
     with pytest.warns(MemoryWarning, match="memory ran out: a pass now takes 10 examples and 2 vectors"):
@@ -92,21 +78,23 @@ def test_a_pass_is_halved_until_it_fits_and_stays_so(kind, error: Exception) -> 
 
 
 def test_other_errors_are_passed_on() -> None:
-    op = build(GaussNewtonOperator, Limited(most=0, error=RuntimeError("shapes do not match")), batch_size=4)
+    op = build(
+        GaussNewtonOperator, Limited(*network(), most=0, error=RuntimeError("shapes do not match")), batch_size=4
+    )
     with pytest.raises(RuntimeError, match="shapes do not match"):
         op @ torch.ones(op.shape[0], dtype=torch.float64)
     assert not is_out_of_memory(ValueError("out of memory"))
 
 
 def test_where_one_example_does_not_fit_the_error_says_what_is_left() -> None:
-    op = build(GaussNewtonOperator, Limited(most=0, error=ERRORS[1]), batch_size=4)
+    op = build(GaussNewtonOperator, Limited(*network(), most=0, error=ERRORS[1]), batch_size=4)
     with pytest.warns(MemoryWarning), pytest.raises(RuntimeError, match="can't allocate memory") as caught:
         op @ torch.ones(op.shape[0], dtype=torch.float64)
     assert "low_memory=True" in caught.value.__notes__[0]
 
 
 def test_quadratic_forms_and_functions_of_a_size_are_halved_too() -> None:
-    model = Limited(most=12, error=ERRORS[1])
+    model = Limited(*network(), most=12, error=ERRORS[1])
     op = build(GaussNewtonOperator, model, batch_size=40)
     vectors = op.randn(3, torch.Generator().manual_seed(0))
     with pytest.warns(MemoryWarning):

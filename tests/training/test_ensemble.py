@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from curvlab.iterate import Checkpoint
-from curvlab.problem.memory import MemoryWarning
 from curvlab.training import Ensemble, EnsembleLosses, shuffled_batches, train, train_ensemble
 from tests.refusals import refuses, stopped
 
@@ -239,23 +238,3 @@ def test_divergence_names_the_copies() -> None:
     weights[1] = 1e8
     with pytest.raises(ArithmeticError, match=r"the loss of copies \[1\] is not finite .* to lr=0\.001"):
         at_once("squares", example_weights=weights, num_epochs=100, batch_size=20, lr=0.01)
-
-
-@pytest.mark.parametrize("kind", ["classes", "function"])
-def test_the_pass_over_the_data_is_halved_when_memory_runs_out(kind: str) -> None:
-    class Limited(nn.Module):
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x: Tensor) -> Tensor:
-            if len(x) > 6:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return self.inner(x)
-
-    model, loss, data = problem(kind)
-    with pytest.warns(MemoryWarning, match="a pass now takes 5 examples"):
-        found = EnsembleLosses(Limited(model), loss, data)
-    expected = EnsembleLosses(model, loss, data)
-    torch.testing.assert_close(found.start_losses, expected.start_losses, rtol=1e-12, atol=0)
-    assert found.can_vmap == expected.can_vmap

@@ -25,6 +25,7 @@ from curvlab.iterate import Checkpoint
 from curvlab.problem import Problem
 from curvlab.problem.memory import MemoryWarning
 from curvlab.solvers import BlockConjugateGradient, Direct
+from tests.models import CPU_ERROR, Limited
 from tests.refusals import refuses, stopped
 
 DAMPING, SIZE = 0.1, 12
@@ -270,23 +271,10 @@ def test_an_overflowing_point_costs_the_others_nothing(mlp: Classifier) -> None:
 
 
 # ------------------------------------------------------------------------- where memory runs out
-class Limited(nn.Module):
-    """A model on a machine that has room for a few rows at a time."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double().eval()
-        self.most = most
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) > self.most:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")
-        return self.inner(x)
-
-
 def with_room_for(most: int, weights: Tensor | None = None, **settings: Any) -> ProximalBregmanObjective:
     torch.manual_seed(0)
-    model = Limited(most).eval()
+    layers = nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)
+    model = Limited(*layers, most=most, error=RuntimeError(CPU_ERROR)).double().eval()
     train = (torch.randn(40, 3, dtype=torch.float64), torch.randint(2, (40,)))
     settings = {"damping": 0.1, "epsilon": 0.1, "batch_size": 512, "weights": weights} | settings
     return ProximalBregmanObjective(model, nn.CrossEntropyLoss(), train, candidates=first(train, 3), **settings)

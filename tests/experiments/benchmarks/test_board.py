@@ -41,8 +41,12 @@ ROOT = Path(__file__).parents[3]
 PUBLISHED = [path.parent for path in sorted((ROOT / "results/benchmarks/board").glob("*/run.json"))]
 
 
-def test_the_board_at_smoke_scale(run_smoke: Callable[..., Path]) -> None:
-    folder = run_smoke("benchmarks/board", "tracker=none")
+@pytest.fixture(scope="module")
+def folder(run_smoke: Callable[..., Path]) -> Path:
+    return run_smoke("benchmarks/board", "tracker=none")
+
+
+def test_the_board_at_smoke_scale(folder: Path) -> None:
     best, differences = (tables.read_table(folder, name) for name in ("best", "differences"))
     assert set(best.against) == set(AGAINST)
     assert (best.lds_low <= best.lds).all()
@@ -324,10 +328,10 @@ def test_a_task_is_added_to_a_published_board(
 
 
 def test_what_a_published_task_lacks_is_computed_beside_its_rows(
-    run_smoke: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """EK-FAC is not there, influence at one damping of two; the rest are ranks. The tables are a whole run's."""
-    folder, called = run_smoke("benchmarks/board", "tracker=none"), []
+    called: list[Method] = []
     whole = {name: tables.read_table(folder, name) for name in tables.names(folder)}
     lacking = {
         name: rows.drop(columns=[place for place in rows if str(place).startswith("EK-FAC @")])

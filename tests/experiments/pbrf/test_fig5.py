@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import time
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,20 +25,9 @@ from experiments.pbrf import fig6
 from experiments.pbrf.fig5 import FACTORS, TARGET, levels
 from experiments.pbrf.fig6 import INFLUENCE, INSPECTED, METHODS, OF_PBRF, PBRF, PBRF_TOTAL, RANDOM
 from tests.refusals import refuses
-from tests.warm import Command, Warm
 
-# --- pbrf-fig5 end to end at smoke scale: levels, divergence, and a sweep that is killed
-ROOT = Path(__file__).parents[3]
+# --- pbrf-fig5 end to end at smoke scale: levels, divergence, and a sweep
 TASK = "mlp_4_diabetes_60"
-
-# The command line; nothing is drawn, since drawing reads finished tables.
-WITHOUT_FIGURES = """
-import sys
-from curvlab.lab.targets import execution
-from curvlab.lab.targets.command import run
-execution.draw_target = lambda target, folder: None
-sys.exit(run(sys.argv[1:]))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -119,41 +106,22 @@ def test_a_mistyped_level_is_refused() -> None:
 
 
 # ------------------------------------------------------------------ a sweep
-def test_a_sweep_killed_twice_ends_with_the_undisturbed_tables(
-    warm: Warm, run_smoke, smoke: Path, tmp_path: Path
-) -> None:
-    factors = ["width", "removed"]
-    folders = f"results.root={tmp_path / 'results'} store.root={tmp_path / 'store'} hydra.sweep.dir={tmp_path}"
-    sweep = f"pbrf-fig5 -m factor={','.join(factors)} preset=smoke tracker=none progress=false {folders}"
-
-    def start() -> Command:
-        return warm.start("-c", WITHOUT_FIGURES, *sweep.split(), cwd=ROOT)
-
-    def stored() -> int:
-        return len(list((tmp_path / "store").rglob("*.pt")))
-
-    for num_units in (3, 12):
-        command = start()
-        while stored() < num_units:
-            time.sleep(0.01)
-        os.kill(command.number, signal.SIGKILL)
-        assert command.wait().returncode == -signal.SIGKILL
-    assert 12 <= stored() < 25  # both kills hit it at work
-    assert start().wait().returncode == 0
-    results = tmp_path / "results" / "pbrf" / "fig5"
-    for factor in factors:
+def test_a_sweep_has_the_tables_and_the_units_of_the_whole(run_smoke, smoke: Path, tmp_path: Path) -> None:
+    """One job by the units of the whole, the other computes them again, in another order."""
+    factors, whole = {"width": (), "removed": ("force=true",)}, read_table(smoke, "points")
+    for factor, how in factors.items():
+        folder = run_smoke("pbrf/fig5", f"factor={factor}", *how, drawn=False)
+        assert (json.loads((folder / "run.json").read_text())["store"]["misses"] == 0) is not bool(how)
         for name in ("table", "points", "networks", "slopes"):
-            found, whole = (read_table(folder, name) for folder in (results / f"smoke+factor={factor}", smoke))
-            expected = whole[whole.factor == factor].reset_index(drop=True)
-            pd.testing.assert_frame_equal(found, expected, check_exact=True, check_dtype=False)
-    # Its units are those of the whole.
-    alone = run_smoke("pbrf/fig5", "factor=width", drawn=False)
-    assert json.loads((alone / "run.json").read_text())["store"]["misses"] == 0
-    assert gather(["pbrf-fig5"], tmp_path / "results") == 0
-    gathered = read_table(results / "smoke" / "sweep", "points")
+            expected = read_table(smoke, name)
+            expected = expected[expected.factor == factor].reset_index(drop=True)
+            pd.testing.assert_frame_equal(read_table(folder, name), expected, check_exact=True, check_dtype=False)
+        shutil.copytree(folder, tmp_path / "pbrf" / "fig5" / folder.name)
+    assert gather(["pbrf-fig5"], tmp_path) == 0
+    gathered = read_table(tmp_path / "pbrf" / "fig5" / "smoke" / "sweep", "points")
     assert (gathered["override factor"] == gathered.factor).all()
     order = ["factor", "level", "group", "gap"]
-    expected = read_table(smoke, "points").query("factor in @factors").sort_values(order)
+    expected = whole[whole.factor.isin(factors)].sort_values(order)
     gathered = gathered.sort_values(order)[expected.columns]
     pd.testing.assert_frame_equal(gathered.reset_index(drop=True), expected.reset_index(drop=True))
 

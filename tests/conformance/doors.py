@@ -74,11 +74,12 @@ def fisher(case: Case) -> Any:
     return torch.cat([op @ op.randn(1, 0) for op in kinds])
 
 
-CHAINS = {"num_chains": 2, "batch_size": 2, "num_burnin_steps": 30, "progress": False, "generator": 0}
+CHAINS = {"num_chains": 2, "batch_size": 2, "num_burnin_steps": 4, "progress": False, "generator": 0}
 
 
 def chosen_settings(case: Case) -> Tensor:
-    with patch("curvlab.sampling.pilots._MAX_ROUNDS", 1):  # eight do no more than one
+    few = {"_MAX_ROUNDS": 1, "_NOISE_BATCHES": 2, "_TRACE_PROBES": 2, "LANCZOS_STEPS": 2}  # eight do no more
+    with patch.multiple("curvlab.sampling.pilots", **few):
         found = choose_sgld_settings(case.model, case.loss, case.data, num_steps=2, **CHAINS | {"num_chains": 1})
     return torch.tensor([found.step_size, found.localization])
 

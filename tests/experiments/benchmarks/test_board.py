@@ -43,7 +43,7 @@ PUBLISHED = [path.parent for path in sorted((ROOT / "results/benchmarks/board").
 
 @pytest.fixture(scope="module")
 def folder(run_smoke: Callable[..., Path]) -> Path:
-    return run_smoke("benchmarks/board", "tracker=none")
+    return run_smoke("benchmarks/board")
 
 
 def test_the_board_at_smoke_scale(folder: Path) -> None:

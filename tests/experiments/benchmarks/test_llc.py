@@ -93,7 +93,7 @@ def test_the_network_has_its_rank() -> None:
 
 
 def test_from_the_networks_to_the_verdicts(run_smoke) -> None:
-    folder = run_smoke("benchmarks/llc", "parts=[exact]")
+    folder = run_smoke("benchmarks/llc")
     table, noises = (read_table(folder, name) for name in ("exact", "exact_noises"))
     assert table.sampler.tolist() == ["averaged noises", "underdamped", AT_START]
     assert table.ratio.tolist() == pytest.approx((table.estimate / table.exact).tolist(), rel=1e-4)

@@ -20,7 +20,7 @@ from uuid import uuid4
 import pytest
 from filelock import FileLock
 
-from tests.warm import Warm
+from tests.warm import Warm, leave_out_what_is_imported
 
 if TYPE_CHECKING:  # not imported here: the process that hands the tests out loads this file, and runs none
     import pandas as pd
@@ -33,21 +33,15 @@ gc.disable()  # a fifth of the time of all imports; see below
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was imported out of garbage collection: every full one would walk through all of it again.
-
-    The others come less often than Python's own, after 700 objects: they took a twelfth of the time of all tests.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.enable()
-    gc.set_threshold(20_000)
+    """Collect garbage from here on, but for what was imported."""
+    leave_out_what_is_imported()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _leave_out_what_a_module_imported() -> Iterator[None]:
     """Do so after each module, too: a test in which memory runs out makes full collections, 0.3 s each."""
     yield
-    pytest_collection_finish()
+    leave_out_what_is_imported()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -91,40 +91,55 @@ def needed(names: list[str]) -> set[str]:
     return found
 
 
-def test_the_wheel_has_its_licence_imports_its_own_dependencies_alone_and_warns_of_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A first product loads torch's forward mode, of whose warnings users can change nothing.
-
-    Work is described as here, where strings have other hashes and objects other addresses.
-    """
-    checkout, unpacked = tmp_path / "checkout", tmp_path / "unpacked"
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder that the wheel is unpacked into."""
+    checkout, unpacked = (tmp_path_factory.mktemp(name) for name in ("checkout", "unpacked"))
     shutil.copytree(ROOT / "src", checkout / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, checkout)
-    subprocess.run([sys.executable, "-c", BUILD, str(tmp_path)], check=True, capture_output=True, cwd=checkout)
-    (wheel,) = tmp_path.glob("curvlab-*.whl")
+    subprocess.run([sys.executable, "-c", BUILD, str(checkout)], check=True, capture_output=True, cwd=checkout)
+    (wheel,) = checkout.glob("curvlab-*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
         archive.extractall(unpacked)
+    return unpacked
+
+
+@pytest.fixture(scope="module")
+def used(installed: Path) -> subprocess.CompletedProcess[str]:
+    """Return how `IMPORTED` ended, where nothing is found but the library and what it requires."""
+    own = needed(["curvlab", *PROJECT["dependencies"]])  # as in an environment that has these alone
+    distributions = packages_distributions().items()
+    refused = sorted(name for name, of in distributions if not own & set(map(normalised, of)))
+    assert {"hydra", "pandas", "matplotlib", "torchvision"} <= set(refused)
+    # -I: neither this folder nor PYTHONPATH is looked into.
+    command = [sys.executable, "-I", "-c", IMPORTED, str(installed), DESCRIBED, *refused]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=installed)
+
+
+def test_the_wheel_has_its_licence_and_all_modules(installed: Path) -> None:
+    names = {path.relative_to(installed).as_posix() for path in installed.rglob("*") if path.is_file()}
     assert [name for name in names if name.endswith("/LICENSE")]
     assert "curvlab/py.typed" in names
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"curvlab"}
-    assert {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")} <= set(names)
-    own = needed(["curvlab", *PROJECT["dependencies"]])  # as in an environment that has these alone
-    installed = packages_distributions().items()
-    refused = sorted(name for name, of in installed if not own & set(map(normalised, of)))
-    assert {"hydra", "pandas", "matplotlib", "torchvision"} <= set(refused)
-    # -I: neither this folder nor PYTHONPATH is looked into.
-    command = [sys.executable, "-I", "-c", IMPORTED, str(unpacked), DESCRIBED, *refused]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    used, described = done.stdout.split("\n", 1)
+    assert {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")} <= names
+
+
+def test_it_imports_its_own_dependencies_alone_and_warns_of_nothing(
+    installed: Path, used: subprocess.CompletedProcess[str]
+) -> None:
+    """A first product loads torch's forward mode, of whose warnings users can change nothing."""
+    assert (used.returncode, used.stderr) == (0, "")
     # (2/8) J^T J 1, J 1 = 4 for each output: 1/4 * 4 * sum over 4 examples and 2 outputs of (3 inputs + 1 bias).
-    assert used.split() == [str(unpacked / "curvlab" / "__init__.py"), "32.0"]
+    assert used.stdout.splitlines()[0].split() == [str(installed / "curvlab" / "__init__.py"), "32.0"]
+
+
+def test_work_is_described_as_in_another_process(
+    used: subprocess.CompletedProcess[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Strings have other hashes there, and objects other addresses."""
     exec(DESCRIBED, {"__name__": "__main__"})  # noqa: S102 - here
-    assert capsys.readouterr().out == described
+    assert capsys.readouterr().out == used.stdout.split("\n", 1)[1]
 
 
 def test_every_extra_stands_in_the_table() -> None:

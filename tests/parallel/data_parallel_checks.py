@@ -30,11 +30,11 @@ from curvlab.sampling import ChainsState, estimate_llc
 from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Ekfac, Lissa, MinimumResidual, Rows
 from curvlab.solvers.block_cg import BlockState
 from curvlab.solvers.preconditioners import plan_rows
-from curvlab.spectrum import hutchinson_trace, mean_eigenvalue, sketch_eigenvalues, top_eigenvalues
 from tests.parallel.problems import (
     LOSS,
     classifier,
     close,
+    close_solves,
     convolutions,
     language_model,
     loss_gradient,
@@ -87,29 +87,15 @@ def check_solvers(ranks: Ranks, folder: Path) -> None:
         BlockConjugateGradient(rtol=1e-3),
         MinimumResidual(rtol=1e-3),
         Lissa(0.2, 4, 6, raise_on_divergence=False),
-        Lissa.auto(spread, 0.1, sampling="uniform", generator=seeded(1)),
+        Lissa.auto(spread, 1.0, sampling="uniform", generator=seeded(1)),
     ]
-    assert Lissa.auto(whole, 0.1, sampling="uniform", generator=seeded(1)).batch_size == solvers[-1].batch_size
-    for solver in solvers:
-        found = solver.solve(spread + 0.1 * identity, sides, generator=seeded(9))
-        expected = once(ranks, solver.solve, whole + 0.1 * identity, sides, generator=seeded(9))
-        close(found.x, expected.x, type(solver).__name__)
-        assert found.num_matvecs == expected.num_matvecs
+    assert Lissa.auto(whole, 1.0, sampling="uniform", generator=seeded(1)).batch_size == solvers[-1].batch_size
+    close_solves(ranks, spread, whole, sides, solvers)
     hessian, shared = HessianOperator(model, LOSS, data), DataParallelOperator(HessianOperator(model, LOSS, share))
     found, expected = (
         MinimumResidual(rtol=1e-3).solve(o + 0.5 * identity, sides[:, 0]) for o in (shared, hessian)
     )
     close(found.x, expected.x, "the Hessian's system")
-    estimates = {
-        "trace": lambda op: torch.tensor(hutchinson_trace(op, num_matvecs=5, generator=seeded()).value),
-        "eigenvalues": lambda op: top_eigenvalues(op, 3, generator=seeded()).values,
-        "sketch": lambda op: sketch_eigenvalues(op, 2, sketch_size=6, generator=seeded()).values,
-        "forms": lambda op: torch.tensor(
-            mean_eigenvalue(op, num_probes=4, batch_size=5, generator=seeded()).value
-        ),
-    }
-    for name, estimate in estimates.items():
-        close(estimate(spread), once(ranks, estimate, whole), name)
 
 
 def check_influence(ranks: Ranks, folder: Path) -> None:
@@ -261,10 +247,10 @@ def check_ekfac(ranks: Ranks, folder: Path) -> None:
             close(found @ sides, expected @ sides, f"Kronecker factors, {kind}")
             assert cost == expected_cost
         same_on_all(ranks, found @ sides, "Kronecker factors")
-        solver = ConjugateGradient(rtol=1e-9, preconditioner=Ekfac())
-        solved = solver.solve(spread + DAMPING * identity, sides)
-        plain = once(ranks, ConjugateGradient(rtol=1e-9).solve, pretended.whole + DAMPING * identity, sides)
-        close(solved.x, plain.x, "a system preconditioned by Kronecker factors")
+    solver = ConjugateGradient(rtol=1e-9, preconditioner=Ekfac())
+    solved = solver.solve(spread + DAMPING * identity, sides)
+    plain = once(ranks, ConjugateGradient(rtol=1e-9).solve, pretended.whole + DAMPING * identity, sides)
+    close(solved.x, plain.x, "a system preconditioned by Kronecker factors")
 
 
 class OneProcess(LinearOperator):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.lab.models import build_model, small_causal_language_model
+from curvlab.linalg import LinearOperator, identity
 from curvlab.parallel import Ranks
+from curvlab.spectrum import hutchinson_trace, mean_eigenvalue, sketch_eigenvalues, top_eigenvalues
 
 TOLERANCE = 1e-6
 LOSS = nn.CrossEntropyLoss()
@@ -77,6 +79,31 @@ def close(found: Tensor, expected: Tensor, what: str, tolerance: float = TOLERAN
 def once(ranks: Ranks, compute: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
     """What one process computes, by the first rank for all."""
     return ranks.object_from_first(compute(*arguments, **settings) if ranks.is_first else None)
+
+
+ESTIMATES: dict[str, Callable[[LinearOperator], Tensor]] = {
+    "trace": lambda o: torch.tensor(hutchinson_trace(o, num_matvecs=3, generator=seeded()).value),
+    "eigenvalues": lambda o: top_eigenvalues(o, 2, rtol=0.1, generator=seeded()).values,
+    "sketch": lambda o: sketch_eigenvalues(o, 2, sketch_size=4, generator=seeded()).values,
+    "forms": lambda o: torch.tensor(mean_eigenvalue(o, num_probes=3, batch_size=5, generator=seeded()).value),
+}
+
+
+def close_solves(
+    ranks: Ranks, spread: LinearOperator, whole: LinearOperator, sides: Tensor, solvers: Iterable[Any]
+) -> None:
+    """Solvers and spectra find what they find on one process, by as many products; vectors may be cut up."""
+    cut = getattr(spread, "cut", None)
+    own = sides if cut is None else cut.own_part(sides)
+    for solver in solvers:
+        name = f"{type(solver).__name__}, {type(spread).__name__}"
+        expected = once(ranks, solver.solve, whole + identity, sides, generator=seeded(9))
+        found = solver.solve(spread + identity, own, generator=seeded(9))
+        close(found.x if cut is None else cut.whole(found.x), expected.x, name)
+        assert found.num_matvecs == expected.num_matvecs, name
+        assert found.converged == expected.converged, name
+    for name, estimate in ESTIMATES.items():
+        close(estimate(spread), once(ranks, estimate, whole), f"{name}, {type(spread).__name__}")
 
 
 def same_on_all(ranks: Ranks, tensor: Tensor, what: str) -> None:

@@ -189,6 +189,10 @@ def choices(computed: Computed) -> Figure:
     """Return other converged networks; and the fitted one by other choices of batches, and solved exactly."""
     _, *others, (fitted, _) = _early_converged_and_fitted(computed)
     name = reader_names(computed["summary"].task, whole=True)[fitted.task]
-    kinds = {kind: f"{name}, {label}" for kind, label in (CHOICES | {"exact": "solved exactly"}).items() if kind}
-    rows = [(fitted, kind, label) for kind, label in kinds.items() if fitted.has(0, kind)]
+    told = {"measured_": "Lissa.auto", "importance_": "LiSSA", "exact": "solved exactly, CG"}
+    rows = [
+        (fitted, kind, f"{name}: {', '.join(filter(None, (method, CHOICES.get(kind))))}")
+        for kind, method in told.items()
+        if fitted.has(0, kind)
+    ]
     return grid([*((shown, "", label) for shown, label in others[1:]), *rows])

@@ -259,7 +259,7 @@ def test_the_printed_tables_are_read_in_our_units() -> None:
 def test_table_1_shows_every_printed_rank_published_ginger_and_losses_of_zero() -> None:
     own = race().assign(flops=1.0, memory=1e6, validation_loss=1.0, damping=1e-3, clip=np.nan)
     own.loc[(own.racer == "ginger_published") & (own.seed > 0), "min_train_loss"] = 0.0
-    drawing = tab1._table_1(own, table_1(), "")
+    drawing = tab1._table_1(own, table_1())
     ((shown,),) = [ax.tables for ax in drawing.axes]
     text = {place: cell.get_text().get_text() for place, cell in shown.get_celld().items()}
     labels = {text[row, -1]: row for row, column in text if column == -1 and row}

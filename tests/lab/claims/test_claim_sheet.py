@@ -211,6 +211,12 @@ def test_a_claim_may_take_what_another_states(sheet: Path) -> None:
     assert (claim.statement, claim.measure) == ("It does not fall.", "the end over the start")
 
 
+@pytest.mark.parametrize("source", ["ours; not in the paper", "Ours", "curvlab, stated before the first run"])
+def test_a_claim_of_ours_needs_no_value_of_a_paper(sheet: Path, source: str) -> None:
+    sheet.write_text(SHEET.replace("A paper, text\n    paper_value: null", source))
+    assert load_claim_sheet(sheet).claim("falls-not").paper_value is None
+
+
 def test_every_claim_must_be_judged(sheet: Path) -> None:
     claims = load_claim_sheet(sheet)
     results = [judge(claims.claim("falls-not"), 1.0, exact(1.0), if_not_reproduced="x")]
@@ -224,6 +230,7 @@ def test_every_claim_must_be_judged(sheet: Path) -> None:
     [
         ("source: A paper, Fig. 6", "sauce: x", "needs `source` and `claims`"),
         ("    measure: the same\n", "", "claim 'falls-not' lacks measure"),
+        ("    paper_value: null\n", "", "claim 'falls-not' lacks paper_value"),
         ("    measure: the same", "    measure: the same\n    metric: x", "unknown keys: metric; known are"),
         ("  falls-not:", "  falls:", "falls stands twice"),
         ("{at_least: 1}", "{at_leats: 1}", "claim 'falls-not': .*at_leats"),

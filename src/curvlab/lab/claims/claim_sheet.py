@@ -7,7 +7,8 @@ claims:
   llc-does-not-increase:
     statement: The LLC of SGD does not increase although its learning rate is raised ({of}).
     source: Saghir et al. 2024, Fig. 6 (b)        # optional
-    paper_value: does not increase, no number     # or a number; null: the paper states neither
+    paper_value: does not increase, no number     # or a number; null: the paper states neither. Optional where the
+                                                  # source begins with "ours" or "curvlab": no paper's claim
     measure: slope of the LLC after the split over its value there; mean over seeds
     criterion: {at_most: 0.1}                     # see Criterion
     changed:                                      # after results were seen: the day, and what was changed
@@ -75,8 +76,9 @@ from curvlab.lab.targets.target import ROOT
 FILE_NAME = "claims.json"
 SCHEMA_VERSION = 3
 
-_REQUIRED = {"statement", "paper_value", "measure", "criterion"}
-_OPTIONAL = {"source", "changed", "value", "why", "shown"}
+_REQUIRED = {"statement", "measure", "criterion"}
+_OPTIONAL = {"source", "paper_value", "changed", "value", "why", "shown"}
+_OURS = ("ours", "curvlab")  # what a source begins with that is no paper
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class ClaimSheet:
             id=f"{name}-{of}" if of else name,
             statement=entry["statement"],
             source=entry.get("source") or self.source,
-            paper_value=entry["paper_value"],
+            paper_value=entry.get("paper_value"),
             measure=entry["measure"],
             criterion=criterion,
             changed=tuple(
@@ -209,7 +211,8 @@ def load_claim_sheet(path: str | Path) -> ClaimSheet:
         raise ValueError(f"{path.as_posix()} needs `source` and `claims`: {error}") from error
     for name, entry in entries.items():
         keys = set(entry) if isinstance(entry, dict) else set()
-        if missing := sorted(_REQUIRED - keys):
+        ours = isinstance(entry, dict) and str(entry.get("source") or source).lower().startswith(_OURS)
+        if missing := sorted((_REQUIRED if ours else _REQUIRED | {"paper_value"}) - keys):
             raise ValueError(f"{path.as_posix()}, claim {name!r} lacks {', '.join(missing)}.")
         if unknown := sorted(keys - _REQUIRED - _OPTIONAL):
             raise ValueError(

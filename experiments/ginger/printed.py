@@ -1,4 +1,4 @@
-"""Tables 1 to 4 as the paper prints them."""
+"""Tables 1 to 4 as the paper prints them, and what its text says of Table 1."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import cache
 import pandas as pd
 
 from curvlab.lab import PaperNumbers, load_paper_numbers
+from curvlab.lab.claims import ClaimResult, ClaimSheet, exact, judge
 from experiments.papers import FOLDER
 
 MODELS = ("ResNet-18", "ResNet-50")
@@ -59,3 +60,30 @@ def sensitivity(table: str) -> pd.DataFrame:
 def _place(row: str) -> dict[str, str | int | None]:
     rank = re.search(r"tau=(\d+)", row)
     return {"racer": row.partition(" ")[0].lower(), "rank": int(rank[1]) if rank else None}
+
+
+# ------------------------------------------------------------------------------------ the text against the table
+def judge_printed(claims: ClaimSheet, paper: pd.DataFrame) -> list[ClaimResult]:
+    """Judge what the text says of `paper`, the printed Table 1."""
+    losses = paper[paper.model == "ResNet-50"].groupby("racer").min_train_loss.min()
+    place = int((losses < losses["ginger"]).sum()) + 1
+    order = ", ".join(f"{racer} {loss / 1e-6:.3g}e-6" for racer, loss in losses.sort_values().items())
+    text = table_2()
+    ratio, of_text = (
+        _growth(own[own.racer == "ginger"])
+        for own in (paper[paper.model == "ResNet-18"], text[text.weights == "full"])
+    )
+    best = f"By its own table it is the best there: {order}."
+    linear = (
+        "Linear from rank 4 on: U' = (U p)V alone, 2dτ(τ + 1), is more than the printed FLOPs at rank 32. "
+        f"In Table 2, all weights, which has it, the same ratio is {of_text:.1f}."
+    )
+    return [
+        judge(claims.claim("printed-second-best"), place, exact(place, kind="printed"), if_not_reproduced=best),
+        judge(claims.claim("printed-flops"), ratio, exact(ratio, kind="printed"), if_not_reproduced=linear),
+    ]
+
+
+def _growth(rows: pd.DataFrame) -> float:
+    flops = rows.set_index("rank").flops
+    return float((flops[32] - flops[16]) / (flops[16] - flops[8]))

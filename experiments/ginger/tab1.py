@@ -146,7 +146,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
                 _above(claims.claim("qng-above-first-order", of=task), table, "qng", first_order),
                 _training_loss(claims.claim("training-loss", of=task), table, "min_train_loss"),
                 _training_loss(claims.claim("training-loss-last-epoch", of=task), table, "last_epoch"),
-                *(_published_loss(claims, one, task, other) for other in BASELINES),
+                *(_published_loss(claims, table, task, other, tuned=rank) for other in BASELINES),
                 _training_loss(
                     claims.claim("training-loss-last-epoch-published", of=task),
                     one,
@@ -248,14 +248,14 @@ def _training_loss(claim: Claim, table: pd.DataFrame, column: str, racer: str = 
     return judge_difference(claim, first, second, why)
 
 
-def _published_loss(claims: ClaimSheet, table: pd.DataFrame, task: str, other: str) -> ClaimResult:
+def _published_loss(claims: ClaimSheet, table: pd.DataFrame, task: str, other: str, *, tuned: int) -> ClaimResult:
     """Judge in how many seeds Ginger as published has a lower loss: a share, since losses can round to 0."""
     label = table[table.racer == other].label.iloc[0]
     claim = claims.claim(f"training-loss-published-below-{other}", of=task, other=label)
     logs = table[table.racer == other].assign(log_loss=lambda own: np.log10(own.min_train_loss))
     rank = best_of(logs, [other], chosen_by="log_loss")[1]
     least = of_racer(table, other, "min_train_loss", rank)
-    published = of_racer(table, "ginger_published", "min_train_loss").reindex(least.index).dropna()
+    published = of_racer(table, "ginger_published", "min_train_loss", tuned).reindex(least.index).dropna()
     if published.empty:
         return out_of_reach(claim, "It takes no part in this preset.")
     below, seeds = int((published < least).sum()), len(published)
@@ -265,9 +265,13 @@ def _published_loss(claims: ClaimSheet, table: pd.DataFrame, task: str, other: s
     plain = of_racer(table, "without_curvature", "min_train_loss").reindex(published.index)
     lower = f"; in {int((plain < published).sum())} its steps without curvature are lower than its own"
     zero = ", ".join(str(seed) for seed in published.index[published == 0])
+    ranks = table[table.racer == "ginger_published"].pivot(index="rank", columns="seed", values="min_train_loss")
+    by_rank = (ranks < least).sum(axis=1).items()
+    of_ranks = f" By rank: {', '.join(f'{count} at {own:.0f}' for own, count in by_rank)}."
     why = (
         f"It reads exactly 0 in float32 in seeds {zero}. " * bool(zero)
         + f"In {below} of {seeds} seeds{lower if plain.notna().all() else ''}."
+        + of_ranks * (len(ranks) > 1)
     )
     return verdict(claim, below / seeds, interval, if_not_reproduced=why)
 

@@ -66,6 +66,21 @@ def test_number_words_of_findings_are_those_of_the_claims() -> None:
     means = fine_tuned.groupby(["weights", "racer", "rank"], dropna=False).rouge.mean()
     assert means.max() < start.rouge[0]
     assert "fine-tuning lowers ROUGE" in told
+    raced = read_table(ROOT / "results/ginger/tab1/laptop", "table").query("task == 'mlp-fashion-mnist'")
+    least = raced.query("rank == 4").pivot(index="seed", columns="racer", values="min_train_loss")
+    assert (int((least.without_curvature < least.ginger_published).sum()), len(least)) == (6, 10)
+    assert "without curvature it is lower in six of ten" in told
+    accuracy = 100 * raced.groupby(["racer", "rank"]).test_accuracy.mean()
+    by_rank = accuracy["ginger_published"]
+    assert abs(by_rank[1] - accuracy["without_curvature", 4]) < 0.05
+    assert "published Ginger at the rank of its tuning, alike at the smallest" in told
+    assert by_rank[4] < by_rank[1] - 0.4
+    assert max(abs(by_rank[rank] - by_rank[4]) for rank in (8, 16, 32)) < 0.1
+    assert "It falls up to the rank of its tuning, and hardly changes beyond" in told
+    assert {
+        claims[f"ginger/tab1/published-above-{of}-mlp-fashion-mnist"].weighed for of in ("qng", "momentum")
+    } == {UNDECIDED}
+    assert "to momentum and QNG the order is open" in told
     assert claims["lissa/thm1/second-moment-bound-any-start"].verdict == REFUTED
     assert "Started elsewhere Theorem 1 can fail" in told
     floors = "sweep == 'epsilon' and task == 'ffnn-64-mnist-10000'"
@@ -137,7 +152,11 @@ SIZES = {  # what is said without a number, and what it stands on
     " > 0.85 < tab1/training-loss-published-below-qng-mlp-fashion-mnist",
     "on a ResNet's stage in both": "tab1/training-loss-published-below-momentum-resnet20-stage-cifar100"
     " == 0 == tab1/training-loss-published-below-adam-resnet20-stage-cifar100",
-    "By the last epoch's mean it is higher": "1 < tab1/training-loss-last-epoch-published-mlp-fashion-mnist",
+    "By the last epoch's mean Ginger's is higher": "1 < tab1/training-loss-last-epoch-published-mlp-fashion-mnist",
+    "On a ResNet's stage it is below all three": "max(tab1/published-above-adam-resnet20-stage-cifar100,"
+    " tab1/published-above-momentum-resnet20-stage-cifar100,"
+    " tab1/published-above-qng-resnet20-stage-cifar100) < 0",
+    "accuracy falls with its rank": "tab1/published-rank-helps-mlp-fashion-mnist < -0.3",
     "those of LiSSA not at all": "abs(appg/step-independent-of-n-mlp-128-128-mnist-6000) < 0.01",
     "about as much with two": "abs(fig1/llc-higher-ffnn-2-layers-mnist-10000"
     " - fig1/llc-higher-ffnn-1-layer-mnist-10000) < 0.1",

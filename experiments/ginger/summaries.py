@@ -31,7 +31,7 @@ from curvlab.lab.data import (
 from curvlab.lab.models import EncoderDecoder, add_adapters
 from curvlab.training import TrainingBatch, TrainingDivergedError, evaluate, train, train_language_model
 from experiments.ginger.optimizers import clipped_shares, counted_step, make_optimizer
-from experiments.shared.task import Task, without_paths
+from experiments.shared.task import Task, files_by_name
 
 WEIGHTS = ("full", "lora")
 KINDS = ("rouge1", "rouge2", "rougeL")
@@ -62,7 +62,7 @@ class SummaryTask(Task):
         """Load the pairs, train the tokenizer or take the stored one."""
         corpus: SummaryCorpus = instantiate(settings.data)
         run.record_data(corpus.name, corpus.checksum)
-        key: dict[str, Any] = {"data": corpus.checksum, "tokenizer": without_paths(settings.tokenizer)}
+        key: dict[str, Any] = {"data": corpus.checksum, "tokenizer": files_by_name(settings.tokenizer)}
         tokenizer = _tokenizer(run, corpus, settings.tokenizer, **key)["json"]
         shape = {name: settings[name] for name in ("source_length", "target_length", "prefix")}
         return cls(run, name, settings, summary_splits(corpus, tokenizer, **shape), key | shape, corpus)
@@ -70,7 +70,7 @@ class SummaryTask(Task):
     @property
     def base_key(self) -> dict[str, Any]:
         """Identifies data and pretrained network in the store."""
-        return super().key | {"pretraining": without_paths(self.settings.pretraining)}
+        return super().key | {"pretraining": files_by_name(self.settings.pretraining)}
 
     @property
     def key(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from curvlab.lab import Run, unit
 from curvlab.linalg import unflatten
 from curvlab.problem import ModelFunction
 from curvlab.training import evaluate, train, train_ensemble
-from experiments.shared.task import Task, without_paths
+from experiments.shared.task import Task, files_by_name
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class CorruptedTask(Task):
     @property
     def key(self) -> dict[str, Any]:
         """All that the trained network depends on."""
-        settings = {"fraction": self.settings.fraction, "training": without_paths(self.settings.training)}
+        settings = {"fraction": self.settings.fraction, "training": files_by_name(self.settings.training)}
         return super().key | settings | {"network_seed": self.seed}
 
     @property

@@ -17,7 +17,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from curvlab.influence.retraining import DownweightedCost, FullBatchLBFGS, LeftOut, SharedBatches
 from curvlab.lab import Run, unit
 from curvlab.training import TrainingDivergedError, shuffled_batches
-from experiments.shared.task import DTYPES, Task, without_paths
+from experiments.shared.task import DTYPES, Task, files_by_name
 
 SELECTED_BY = ("loss", "accuracy")
 NOTHING = torch.zeros(0, dtype=torch.long)
@@ -173,7 +173,7 @@ def _at_start(task: Task, seed: int) -> Network:
     settings, dtype = task.settings, DTYPES[task.settings.dtype]
     model = task.build(task.generator("pbrf model", seed), dtype=dtype)
     order = torch.randperm(len(task.splits.test), generator=task.generator("pbrf test"))  # type: ignore[arg-type]
-    training = {k: v for k, v in without_paths(settings.training).items() if k not in ("lr", "select_by")}
+    training = {k: v for k, v in files_by_name(settings.training).items() if k not in ("lr", "select_by")}
     return Network(
         **vars(task),
         seed=seed,

@@ -83,7 +83,7 @@ class Task:
                 loaded = with_label_noise(loaded, float(noise), generator)
                 key |= {"label_noise": float(noise)}
             return cls(run, name, settings, loaded, key)
-        key = {"data": loaded.checksum, "tokenizer": without_paths(settings.tokenizer)}
+        key = {"data": loaded.checksum, "tokenizer": files_by_name(settings.tokenizer)}
         compute, about = partial(_tokenizer, loaded, settings.tokenizer), f"tokenizer of {loaded.name}"
         tokenizer = run.unit("tokenizer", key, compute, version=1, about=about)["json"]
         splits = token_splits(loaded, tokenizer, sequence_length=settings.sequence_length)
@@ -102,7 +102,7 @@ class Task:
     @property
     def key(self) -> dict[str, Any]:
         """Identifies data, network and random streams in the store, free of paths."""
-        model = without_paths(self.settings.model)
+        model = files_by_name(self.settings.model)
         return {"seed_name": self.seed_name, **self.data_key, "model": model}
 
     @property
@@ -223,14 +223,14 @@ class TrainedTask(Task):
         return {part: float(torch.tensor(loss).exp()) for part, loss in losses.items()}
 
 
-def without_paths(node: Any) -> Any:
+def files_by_name(node: Any) -> Any:
     """Return a config node as plain values, files by their names: where they lie changes no number."""
     if OmegaConf.is_config(node):
-        return without_paths(OmegaConf.to_container(node, resolve=True))
+        return files_by_name(OmegaConf.to_container(node, resolve=True))
     if isinstance(node, dict):
-        return {key: without_paths(value) for key, value in node.items()}
+        return {key: files_by_name(value) for key, value in node.items()}
     if isinstance(node, list):
-        return [without_paths(value) for value in node]
+        return [files_by_name(value) for value in node]
     return PurePath(node).name if isinstance(node, str) and "/" in node else node
 
 
@@ -244,7 +244,7 @@ def _tokenizer(corpus: TextCorpus, settings: DictConfig) -> dict[str, Any]:
 def _trained_network(task: Task) -> TrainedTask:
     run, settings, loading = task.run, task.settings, task.settings.get("loading") or {}
     model = task.build(task.generator("model"))
-    key = task.key | {"training": without_paths(settings.training)}
+    key = task.key | {"training": files_by_name(settings.training)}
     generator, progress = task.generator("training"), run.bar(f"train {task.seed_name}")
     fit = partial(train, model, task.loss, task.splits.train, generator=generator, progress=progress)
     _train(task, model, "trained_model", key, fit, f"training {task.label}")
@@ -258,7 +258,7 @@ def _trained_network(task: Task) -> TrainedTask:
         }
 
     num_parameters = freeze(model.eval(), **settings.freeze)
-    key |= {"freeze": without_paths(settings.freeze), "curvature_train": len(indices)}
+    key |= {"freeze": files_by_name(settings.freeze), "curvature_train": len(indices)}
     measured = run.unit("evaluation", key, losses, version=1, about=f"losses of {task.label}")
     return _measured(task, measured, (model, examples, indices), key, num_parameters)
 
@@ -271,7 +271,7 @@ def _trained_language(task: Task) -> TrainedTask:
     model = task.build(run.generator("language model", settings.model_seed), device=device)
     # One network serves tasks with streams of other names: the name is no part of its own key.
     key = {name: value for name, value in task.key.items() if name != "seed_name"}
-    key |= {"training": without_paths(settings.training), "model_seed": settings.model_seed}
+    key |= {"training": files_by_name(settings.training), "model_seed": settings.model_seed}
     described = f"{task.label}, model seed {settings.model_seed}"
     generator = run.generator("language model training", settings.model_seed)
     progress = run.bar(f"train {task.label}")
@@ -287,7 +287,7 @@ def _trained_language(task: Task) -> TrainedTask:
         train_loss = evaluate(model, task.loss, examples, batch_size=32).loss
         return {"train_loss": train_loss, "test_loss": test.loss, "test_accuracy": test.accuracy}
 
-    freezing = {"freeze": without_paths(settings.freeze), "curvature_train": len(indices)}
+    freezing = {"freeze": files_by_name(settings.freeze), "curvature_train": len(indices)}
     key |= freezing | {"seed_name": task.seed_name}
     measured = run.unit("language_evaluation", key, losses, version=1, about=f"losses of {described}")
     return _measured(task, measured, (model, examples, indices), key, num_parameters)

@@ -28,7 +28,7 @@ from curvlab.training import (
     train_ensemble,
 )
 from experiments.shared.gauges import work_clock
-from experiments.shared.task import Task, without_paths
+from experiments.shared.task import Task, files_by_name
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class Network:
         self.key: dict[str, Any] = {
             "seed_name": task.seed_name,
             "data": cut or task.splits.checksum,
-            "model": without_paths(settings.model),
-            "training": without_paths(settings.training),
+            "model": files_by_name(settings.model),
+            "training": files_by_name(settings.training),
         }
         self._hyper = {
             k: settings.training[k]

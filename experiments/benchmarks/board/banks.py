@@ -17,7 +17,7 @@ from curvlab.influence.bank import Bank, load_bank
 from curvlab.lab import Run, all_targets, load_config, start, task_settings
 from curvlab.lab.runs.record import read_commit, versions
 from experiments.benchmarks.attribution.network import Network
-from experiments.shared.task import without_paths
+from experiments.shared.task import files_by_name
 
 FOLDER = Path("results/banks")
 PRESETS = ("embedded", "laptop", "paper", "smoke")
@@ -32,7 +32,7 @@ def bank_of(run: Run, network: Network, *, fraction: float = 0.5, num_standard: 
         "num_networks": settings.num_networks,
         "num_standard": settings.num_standard if num_standard is None else num_standard,
     }
-    key = without_paths(network.key | sizes | {"num_queries": settings.num_queries, "seed": run.cfg.seed})
+    key = files_by_name(network.key | sizes | {"num_queries": settings.num_queries, "seed": run.cfg.seed})
     path = FOLDER / f"{settings.bank}.npz"
     if settings.bank and fraction == settings.fraction and path.is_file():
         committed = load_bank(path)

@@ -27,7 +27,7 @@ class Solution(Shown):
         error: () or (K,), an estimate of ‖x - A⁻¹b‖ / ‖x‖ from solvers that have one (averaging Lissa); else None.
         history: (steps, K), relative residuals by step, on the CPU, those before an interruption included; None
             from solvers that take no steps (Direct). Of conjugate gradients and minimum residuals
-            those of the recurrence, of Chebyshev computed from x, of TrainingFilter of the flow at its end, nan at
+            those of the recurrence, of TrainingFilter of the flow at its end, nan at
             steps where it did not look. Of Lissa ‖b - A_t u‖ / ‖b‖ on each step's own batch, at the u before it:
             nobody pays for the residual of the full data at each step, and the batch's noise is in it.
         method: what solved it, in words, from conjugate gradients: whether a preconditioner was taken, and which.

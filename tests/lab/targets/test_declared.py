@@ -273,7 +273,7 @@ def as_published(tmp_path_factory: pytest.TempPathFactory, run_smoke: Callable[.
     return folder
 
 
-SIXTY = '"num_steps",\n   "ours": 60'
+SIXTY = '"num_steps", "ours": 60'
 
 
 def test_judging_tells_the_papers_settings_again(as_published: Path, tmp_path: Path) -> None:

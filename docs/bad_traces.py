@@ -77,6 +77,8 @@ if __name__ == "__main__":
         ax.set_title(name, fontsize=9)
         print(name, llc, *llc.problems, sep="\n  ")
     axes.flat[-1].remove()
+    drawing.supxlabel("step", fontsize=9)
+    drawing.supylabel("loss (nats)", fontsize=9)
     path = Path(__file__).with_suffix(".png")
     plots.write_png(drawing, path)
     kept = PngImagePlugin.PngInfo()

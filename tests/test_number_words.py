@@ -83,10 +83,10 @@ FACTS: dict[str, dict[str, Callable[[], bool]]] = {
         ),
     },
     "readme.yaml": {
-        "Its constant, two in the paper, is at least": lambda: (
+        "The batch's constant, two in the paper, is at least": lambda: (
             claims()["lissa/tab1/constant-two"].claim.criterion.at_most == 2
         ),
-        "a small CIFAR MLP whose loss stayed high": lambda: (
+        "a small CIFAR MLP that converged at a high loss": lambda: (
             pd.read_csv(ROOT / "results/lissa/tab1/laptop/table.csv")
             .query("constant_at_least == @claims()['lissa/tab1/constant-two'].value.__round__(4)")
             .pipe(lambda own: own.task.item() == "mlp-8-tanh-cifar10" and own.train_loss.item() > 1)
@@ -95,8 +95,8 @@ FACTS: dict[str, dict[str, Callable[[], bool]]] = {
         "the same, mean of three others": lambda: board("num_averaged") == 3,
         "averaged over three other trainings": lambda: board("num_averaged") == 3,
         "TRAK over ten networks": lambda: board("peers")["TRAK, 10 other networks"]["networks"] == 10,
-        "by the standard protocol BM25, which compares words, is above influence on a small OPT (ptb). By single"
-        " runs influence is above BM25 on this OPT and on a small GPT-2 (ptb-gpt2)": lambda: all(
+        "by the standard protocol BM25, which compares words, is above influence on a small OPT (ptb). By the"
+        " other two protocols influence is above BM25 on this OPT and on a small GPT-2 (ptb-gpt2)": lambda: all(
             leads == (against != STANDARD)
             for (task, against), leads in leads_on_texts().items()
             if task.startswith("opt") or against != STANDARD

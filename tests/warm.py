@@ -111,11 +111,13 @@ def end(work: Callable[[], None]) -> NoReturn:
     if status is not None and not isinstance(status, int):
         print(status, file=sys.stderr)
         status = 1
-    threading._shutdown()  # waits for threads
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status or 0)
+    try:
+        threading._shutdown()  # waits for threads
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            stream.flush()
+    finally:
+        os._exit(status or 0)
 
 
 def become(

@@ -98,7 +98,7 @@ def draw_what_works(
                 points.append({"name": entry, "value": value, "low": interval.low, "high": interval.high})
             panels.forest(ax, pd.DataFrame(points), name="name", value="value", low="low", high="high")
             panels.rule(ax, x=0)
-            panels.frame(ax, x=label, title=f"{name}\n({own.seed.nunique()} seeds)", size=9)
+            panels.frame(ax, x=label, title=f"{name}\n({panels.seeds([own.seed.nunique()])})", size=9)
         shares = clipped[clipped[by] == name].assign(label=lambda of: of.racer.map(WORKING))
         panels.lines(axes[-1], shares, x="step", y="share", by="label", styles=styles)
         axes[-1].set_ylim(0, 1.03)

@@ -168,7 +168,7 @@ class Branches:
         if not 1 / EQUAL_LENGTH <= lengths.mean() <= EQUAL_LENGTH:
             reason = f"The steps are not of equal length: NGD's are {lengths.mean():.2g} times as long as SGD's."
             return out_of_reach(claim, reason)
-        own = self.table[(self.table.task == task) & self.table.valid & self.table.branch.isin([sgd, ngd])]
+        own = self.counted(column)[lambda table: (table.task == task) & table.branch.isin([sgd, ngd])]
         wide = own.pivot_table(index=["seed", "epoch"], columns="branch", values=column)
         both = wide.dropna() if {sgd, ngd} <= set(wide) else wide[:0]
         levels = self.by_seed(task, ngd, f"{column}_split")
@@ -180,9 +180,13 @@ class Branches:
         )
         return self.judge_values(claim, task, [sgd, ngd], values, why=why)
 
+    def counted(self, column: str) -> pd.DataFrame:
+        """Return the checkpoints whose estimates count: the valid ones, and as the paper measures it, raw, all."""
+        return self.table[self.table.valid if column == "llc" else self.table[column].notna()]
+
     def still_rising(self, task: str, branches: Iterable[str], column: str) -> str:
         """Return which of the branches' LLCs still rise at the end, so that no plateau is seen; "" if none."""
-        own = self.table[(self.table.task == task) & self.table.valid]
+        own = self.counted(column)[lambda table: table.task == task]
         split = own[own.branch == BEFORE].groupby("epoch")[column].mean().tail(1).tolist()
         found = []
         for branch in branches:

@@ -22,6 +22,7 @@ from curvlab.lab import Claim, ClaimResult, Computed, Interval, Run, judge, out_
 from curvlab.lab.reporting.plots import MIN_SEEDS
 from experiments.ngd.sampling import LOWEST, curvature_cutoff
 from experiments.ngd.trajectories import trajectories
+from experiments.shared.stats import mean
 
 PAPER = {
     "data.num_train": "60000, not stated",
@@ -131,13 +132,15 @@ def changes_by_last_epoch(table: pd.DataFrame, change: str = "change") -> pd.Dat
 
 
 def last_epoch_table(
-    table: pd.DataFrame, changes: pd.DataFrame, mean: Callable[[ArrayLike], tuple[float, Interval]] | None = None
+    table: pd.DataFrame,
+    changes: pd.DataFrame,
+    mean_of: Callable[[ArrayLike], tuple[float, Interval]] | None = None,
 ) -> pd.DataFrame:
     """Return one row for each task, optimizer, quantity and checkpoint at which training might have ended.
 
-    `changes` are `changes_by_last_epoch` of the table, `mean` is `mean_change` unless given.
+    `changes` are `changes_by_last_epoch` of the table; means are by `mean_of`, by default `mean_change`.
 
-    Columns: seeds, those that overfit by then and have the quantity; change, low, high, their `mean_change`, with
+    Columns: seeds, those that overfit by then and have the quantity; change, low, high, their mean, with
     an interval for three or more; sign: rises or falls where the whole interval does, undecided elsewhere, none
     with fewer than three seeds.
     """
@@ -150,7 +153,7 @@ def last_epoch_table(
                 row: dict[str, Any] = {"task": task, "optimizer": optimizer, "quantity": quantity}
                 row |= {"last_epoch": epoch, "seeds": len(values), "change": np.nan, "low": np.nan, "high": np.nan}
                 if len(values):
-                    row["change"], interval = (mean or mean_change)(values)
+                    row["change"], interval = (mean_of or mean_change)(values)
                 if len(values) >= MIN_SEEDS:
                     row |= {"low": interval.low, "high": interval.high}
                 rows.append(row | {"sign": _sign(row)})
@@ -195,8 +198,8 @@ def judge_increases(  # noqa: PLR0917
     epochs = f"epochs {used.first_epoch.mean():.0f} to {used.last_epoch.mean():.0f} (means over {len(used)} seeds)"
     why = (
         f"It goes from {used['first'].mean():.4g} to {used['last'].mean():.4g}, {epochs}, while the "
-        f"training loss goes from {used.train_loss_first.mean():.3g} to {used.train_loss_last.mean():.3g}: the "
-        "curvature of the cross-entropy vanishes where that nears zero."
+        f"training loss goes from {used.train_loss_first.mean():.3g} to {used.train_loss_last.mean():.3g}; "
+        "the curvature of the cross-entropy vanishes as that nears zero, which may be why."
     )
     return _wherever_it_ends(claim, *mean_change(used.change), ends, f"{why} {more}")
 
@@ -210,17 +213,12 @@ def judge_raw_increase(
     below 0. `table` has the checkpoints of the task.
     """
     used = overfitted(since, optimizer, quantity).dropna(subset="sampled_change")
-    if (lacking := why_none(since, optimizer, used)) is not None:
+    if (lacking := why_none(since, optimizer, used, "estimates above 0")) is not None:
         return out_of_reach(claim, lacking)
-    ends = last_epoch_table(table, changes_by_last_epoch(table, "sampled_change"), _mean)
+    ends = last_epoch_table(table, changes_by_last_epoch(table, "sampled_change"), mean)
     ends = ends[(ends.optimizer == optimizer) & (ends.quantity == quantity) & (ends.seeds >= MIN_SEEDS)]
     why = "From the minimum of the validation loss to the last checkpoint."
-    return _wherever_it_ends(claim, *_mean(used.sampled_change), ends, why)
-
-
-def _mean(changes: ArrayLike) -> tuple[float, Interval]:
-    values = np.asarray(changes, dtype=float)
-    return float(values.mean()), t_interval(values)
+    return _wherever_it_ends(claim, *mean(used.sampled_change), ends, why)
 
 
 def _wherever_it_ends(
@@ -263,14 +261,16 @@ def judge_sign(
     return judge(claim, values.mean(), t_interval(values), if_not_reproduced=why)
 
 
-def why_none(since: pd.DataFrame, optimizer: str, used: pd.DataFrame) -> str | None:
+def why_none(
+    since: pd.DataFrame, optimizer: str, used: pd.DataFrame, counted: str = "valid estimates"
+) -> str | None:
     """Return why `used` is too little to judge; None where it is enough."""
     if len(used) > 1:
         return None
     rises = overfitted(since, optimizer, "validation_loss").change
     return (
-        f"{int((rises >= RISES).sum())} of {len(rises)} seeds overfit, {len(used)} of them with enough valid "
-        "estimates from the minimum of the validation loss on; two are needed."
+        f"{int((rises >= RISES).sum())} of {len(rises)} seeds overfit, {len(used)} of them with enough {counted} "
+        "from the minimum of the validation loss on; two are needed."
     )
 
 

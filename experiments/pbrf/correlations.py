@@ -295,8 +295,8 @@ class Judged:
         values: Callable[..., pd.Series],
         statistic: Callable[..., tuple[float, Interval]],
         *,
+        responses: Collection[str],
         estimate: str | None = None,
-        responses: Collection[str] = (),
     ) -> ClaimResult:
         """Judge a statistic over seeds of `values(estimate, way)`; the explanation has all estimates and ways.
 

@@ -355,14 +355,15 @@ def _share(claims: ClaimSheet, factor: str, own: pd.DataFrame, networks: pd.Data
     if shares.isna().any():
         levels = ", ".join(f"{level:g}" for level in sorted(set(shares[shares.isna()].index.unique("level"))))
         return out_of_reach(claim, f"Something diverged at {levels}, so that not every level has its gaps.")
-    at_levels = networks[(networks.task == own.task.iloc[0]) & (networks.factor == factor)].groupby("level")
-    taken = ["/".join(at_level.LiSSA.unique()) for _, at_level in at_levels]
+    at_levels = networks.query("task == @own.task.iloc[0] and factor == @factor").groupby("level").LiSSA
+    taken = ["/".join(at_level.unique()) for _, at_level in at_levels]
     by_level = zip(shares.groupby("level").mean().items(), taken, strict=True)
     listed = "; ".join(f"{level:g}: {share:.2g} ({name})" for (level, share), name in by_level)
-    exact = _shares(means, "solver").groupby("seed").max().mean()
-    why = f"Mean shares by level: {listed}. Solved exactly, the largest is {exact:.2g}."
+    largest = f"{_shares(means, 'solver').groupby('seed').max().mean():.2g}"
+    why = f"Mean shares by level: {listed}. Solved exactly, the largest is {largest}."
     result = explained(judge_claim(claim, *stats.mean(shares.groupby("seed").max()), if_not_reproduced=why), why)
-    if result.verdict in (REPRODUCED, DIRECTION_ONLY) and claim.criterion.holds([zero]):
+    passes = {REPRODUCED: claim.criterion.holds, DIRECTION_ONLY: claim.criterion.shows_direction}
+    if result.verdict in passes and passes[result.verdict]([zero]):
         return withheld(result, f"Nothing is shown by a small share: an estimate of zero has {zero:.2g}. {why}")
     return result
 
@@ -391,7 +392,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     shares = pd.DataFrame({name: 100 * _shares(gaps, solver) for solver, name in SHARES.items() if solver in gaps})
     of_tasks = gaps.reset_index().groupby("task", sort=False)
     first = str(of_tasks.factor.nunique()[::-1].idxmax())
-    estimates = shares.iloc[shares.index.isin([first], "task"), :-1]  # but no change
+    estimates = shares[shares.index.isin([first], "task")].drop(columns=SHARES[BY_LINEARISED], errors="ignore")
     largest = estimates.fillna(math.inf).groupby(["factor", "seed"], sort=False).max().replace(math.inf, math.nan)
     found = [
         {"factor": AXES.get(factor, factor), "of": name, **stats.in_columns("share", largest[name][factor])}
@@ -399,7 +400,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     ]
     figure, ((by_level, by_factor),) = plots.figure(1, 2, panel_size=(4.0, 3.2))
     top = str(largest.groupby("factor").mean().max(axis=1).fillna(0).idxmax())
-    _row([by_level], [top], first, SHARE, estimates)
+    _row([by_level], [top], first, SHARE, shares)
     by_level.set(yscale="linear", ylim=(0, None))
     look: Any = {"low": "share_low", "high": "share_high", "by": "of", "styles": STYLES}
     panels.forest(by_factor, pd.DataFrame(found), name="factor", value="share", **look)
@@ -437,8 +438,7 @@ def _row(axes: Sequence[Axes], factors: Sequence[str], task: str, label: str, ta
         for turn, name in enumerate(map(str, own)):  # side by side, or those that agree would hide each other
             values = own[name].dropna().reset_index()
             place = values.level.map(levels.get_loc) + 0.16 * (turn - (own.shape[1] - 1) / 2)
-            look: Any = {"label": name, "styles": STYLES, "bars": True}
-            panels.lines(ax, values.assign(place=place), x="place", y=name, **look)
+            panels.lines(ax, values.assign(place=place), x="place", y=name, label=name, styles=STYLES, bars=True)
         if label == SHARE:
             _rule(ax, "y")
         panels.frame(ax, x=AXES.get(factor, factor), y=label if ax is axes[0] else "", log="y")

@@ -199,11 +199,9 @@ def _influence_part(task: CorruptedTask, part: int) -> dict[str, Any]:
     probes, at_once = settings.influence.num_probes, settings.points_at_once
     more = {"damping": settings.damping, "columns": at_once, "rtol": settings.influence.rtol}
     more |= {"generator": task.run.generator(f"influence {part}", task.seed_name, task.seed)}
-    if probes is None:
-        found, count = self_influence(*data, points=_chunks(task)[part], **more), None
-    else:
-        count = min(at_once, probes - part * at_once)
-        found = self_influence(*data, num_probes=count, **more)
+    points = _chunks(task)[part] if probes is None else None
+    count = None if probes is None else min(at_once, probes - part * at_once)
+    found = self_influence(*data, points=points, num_probes=count, **more)
     task.run.add_matvecs(found.num_matvecs)
     return {"own": found.own, "total": found.total, "residual": found.residual, "num_probes": count}
 

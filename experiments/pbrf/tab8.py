@@ -136,7 +136,7 @@ def _judge_cut_off(own: Judged) -> ClaimResult:
     def values(estimate: str, way: str = "over_test") -> pd.Series:
         return own.values(PBRF, way=way, estimate=estimate) - own.values(PBRF, way=way)
 
-    return own.result("exact-below-lissa", values, stats.mean)
+    return own.result("exact-below-lissa", values, stats.mean, responses=(PBRF,))
 
 
 def _judge(

@@ -329,7 +329,7 @@ def _convergence(table: pd.DataFrame) -> Figure:
         _panel(ax, curves, x, y)
     last = last_rows(curves["lemma"])
     end = {"xy": (last.step.iloc[0], last[SHARE].median()), "xytext": (-4, -2), "textcoords": "offset points"}
-    axes[0, 0].annotate(f"{last[SHARE].mean():.0f} %", ha="right", va="top", **end)
+    axes[0, 0].annotate(f"{last[SHARE].median():.0f} %", ha="right", va="top", **end)
     axes[0, 0].set_ylim(bottom=0)
     panels.legend(figure, title=NOTE.format(panels.seeds([table.seed.nunique()])))
     return figure

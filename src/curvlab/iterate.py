@@ -68,7 +68,7 @@ class State(Protocol):
     what has state_dict and load_state_dict (models, optimizers, schedulers): its state, loaded in place;
     dataclasses: field by field.
 
-    Docstrings of states name `num_steps` and `done` only where they say more than is said below.
+    Docstrings of states name `num_steps` and `done` only where they say more than their docstrings here.
 
     A state may have a property `status`, a short text for the progress bar, and `end`, the number of the last step
     where that is decided on the way.

@@ -247,7 +247,7 @@ def check_ekfac(ranks: Ranks, folder: Path) -> None:
             close(found @ sides, expected @ sides, f"Kronecker factors, {kind}")
             assert cost == expected_cost
         same_on_all(ranks, found @ sides, "Kronecker factors")
-    solver = ConjugateGradient(rtol=1e-9, preconditioner=Ekfac())
+    solver = ConjugateGradient(rtol=1e-9, preconditioner=Ekfac())  # of the last network, with norms
     solved = solver.solve(spread + DAMPING * identity, sides)
     plain = once(ranks, ConjugateGradient(rtol=1e-9).solve, pretended.whole + DAMPING * identity, sides)
     close(solved.x, plain.x, "a system preconditioned by Kronecker factors")

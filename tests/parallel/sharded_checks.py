@@ -12,7 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from curvlab.curvature import GaussNewtonOperator, HessianOperator, importance_probabilities, output_curvatures
+from curvlab.curvature import (
+    GaussNewtonOperator,
+    HessianOperator,
+    has_exact_traces,
+    importance_probabilities,
+    output_curvatures,
+)
 from curvlab.influence import influence, per_example_gradients
 from curvlab.iterate import Checkpoint
 from curvlab.linalg import LinearOperator, identity
@@ -137,6 +143,8 @@ def check_solvers(ranks: Ranks, folder: Path) -> None:
         BlockConjugateGradient(rtol=1e-2, preconditioner=Nystrom(4)),
         Lissa(0.2, 4, 6, raise_on_divergence=False),
     ]
+    assert has_exact_traces(whole)
+    assert not has_exact_traces(op)
     close_solves(ranks, op, whole, sides, solvers)
     check_by_tensor(op, model, whole)
     check_resumed(op, sides, folder / f"sharded {ranks.size}")

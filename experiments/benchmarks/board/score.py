@@ -24,7 +24,7 @@ COLUMNS = ["method", "against", "lds", "lds_low", "lds_high"]
 def judge_file(name: str, path: str) -> None:
     """Print the rows of the board with that of a file's scores among them, and draw them."""
     try:
-        bank = load_bank(name, os.environ.get("CURVLAB_BANKS", FOLDER))
+        bank = load_bank(name, None if "CURVLAB_BANKS" in os.environ else FOLDER)
     except FileNotFoundError as error:
         sys.exit(f"error: {error}")
     try:

@@ -95,7 +95,11 @@ def recorded(
 
 # ----------------------------------------------------------------------------------------------- traces
 def has_exact_traces(operator: LinearOperator) -> bool:
-    """Return whether `exact_traces` takes this matrix. Cost: two forwards of one example."""
+    """Return whether `exact_traces` takes this matrix, never an error.
+
+    It does of the whole data of a Gauss-Newton matrix whose parameters are all in linear and convolutional layers,
+    each used once, with outputs (N, C). Cost: two forwards of one example.
+    """
     own = operator.own() if isinstance(operator, MeanOverRanks) else operator
     if not _is_gauss_newton(own) or not own.problem.is_whole or covering_layers(own) is None:
         return False

@@ -129,7 +129,14 @@ class Bank(Shown):
 
 
 def load_bank(name_or_path: str | Path, folder: str | Path | None = None) -> Bank:
-    """Return a bank by the path of its file, or by its name in `folder`, by default CURVLAB_BANKS."""
+    """Return a bank by the path of its file, or by its name in `folder`.
+
+    `folder` is by default that of the environment variable CURVLAB_BANKS, without one the working folder.
+
+    Raises:
+        FileNotFoundError: there is none; says which there are.
+        ValueError: the file is no bank.
+    """
     folder = Path(folder or os.environ.get("CURVLAB_BANKS", "."))
     if not isinstance(name_or_path, str | Path):
         raise TypeError(f"a bank has a name, or the path of its file, got {name_or_path!r}")

@@ -22,7 +22,7 @@ class Retraining:
     (30.0, 15.0)
 
     Attributes:
-        share: of the run's steps.
+        share: of the run's steps; not read where `length` is given.
         length: τ itself, the sum of its learning rates over 1 - momentum; None: that of the share of the run.
     """
 

@@ -105,16 +105,16 @@ def self_influence(
     checkpoint: str | Path | Checkpoint | None = None,
     generator: torch.Generator | int | None = None,
 ) -> SelfInfluence:
-    """Return self-influences (Koh & Liang 2017), exact, or those of all examples from a few probes.
+    """Return self-influences (Koh & Liang 2017), exact, or estimated from a few probes.
 
     Leaving out one of N examples is a weight of -1/N, and of -1 for reduction="sum"; a change is positive where
     the loss rises.
 
     Probes: with M = G + damping I and Gaussian y of covariance M, x = M⁻¹ y has covariance M⁻¹: (∇l_nᵀ x)² has
-    the mean ∇l_nᵀ M⁻¹ ∇l_n for every example at once, and K probes leave a relative standard error of √(2/K), the
-    same for large and small scores. y = 1/√N sum_n J_nᵀ S_n^½ ξ_n + √damping ζ with normal ξ, ζ. This is how
-    leverage scores are estimated (Spielman & Srivastava 2011); `own` are those of a ridge regression, up to the
-    residuals. `total` is one system, and not estimated.
+    the mean ∇l_nᵀ M⁻¹ ∇l_n for every example at once; from `num_probes` of them the relative standard error is
+    √(2 / num_probes), the same for large and small scores. y = 1/√N sum_n J_nᵀ S_n^½ ξ_n + √damping ζ with normal
+    ξ, ζ. This is how leverage scores are estimated (Spielman & Srivastava 2011); `own` are those of a ridge
+    regression, up to the residuals. `total` is one system, and not estimated.
 
     Args:
         model: in eval mode, for probes with outputs (N, C); or a `Problem` in the place of model, loss, train and
@@ -138,7 +138,8 @@ def self_influence(
         checkpoint: file in which what has been solved is kept; the same call goes on there.
         generator: of the probes and of the solver, or a seed; by default 0.
 
-    Cost: K systems for K points; `num_probes` + 1, and for each a derivative of all losses along its solution.
+    Cost: a system for each point; `num_probes` + 1, and for each of these a derivative of all losses along its
+    solution.
     """
     problem = Problem.of(model, loss, train, weights, memory_budget, batch_size=batch_size).normalised()
     chosen, columns = checked_points(points, problem.num_examples), whole("columns", columns)
@@ -308,7 +309,7 @@ def curvature_probes(problem: Problem, count: int, generator: torch.Generator) -
             outputs = problem.function(leaves, inputs)
         if outputs.ndim != 2:
             raise ValueError(
-                f"probes need outputs (N, C), got {tuple(outputs.shape)}: of sequences without num_probes"
+                f"probes need outputs (N, C), got {tuple(outputs.shape)}: for sequences leave num_probes out"
             )
         root = _curvature_root(outputs.detach(), targets, problem.loss)
         if weights is not None:

@@ -125,7 +125,8 @@ class Memory:
         Args:
             compute: reads the numbers from here.
             columns: how many vectors there are.
-            told: what the warning says of so many examples; None: that a pass takes them.
+            told: what the warning says of so many at a time; None: that a pass takes so many examples. With it the
+                allocator's error gets no note on what to pass.
 
         Raises:
             the allocator's own error, where one example and one vector do not fit.
@@ -161,7 +162,7 @@ class Memory:
 
 
 def with_halving(compute: Callable[[int], Value], size: int, told: Callable[[int], str] | None = None) -> Value:
-    """Return compute(size), half as many examples at a time whenever memory runs out; `told`: see `run`."""
+    """Return compute(size), half as many at a time whenever memory runs out; `told`: see `Memory.run`."""
     memory = Memory(size)
     return memory.run(lambda: compute(memory.examples_at_once(size)), told=told)
 

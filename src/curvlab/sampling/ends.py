@@ -83,7 +83,8 @@ def measure_ends(sampler: SGLD, traces: ChainTraces, *, seed: int) -> ChainEnds:
         seed: of the sample of examples, and of Lanczos' first vectors.
 
     Cost: 8 Hessian products of a sample for each of up to 4 chains: 1 % of the chains' gradients, but no sample is
-    smaller than a step's batch, nor larger than 2,048 examples. Two gradients of it more for each.
+    smaller than a step's batch, nor larger than 2,048 examples. Two gradients of it more for each. Half as many
+    examples whenever memory runs out, with a MemoryWarning.
     """
     losses, (num_chains, num_steps) = sampler.losses, traces.losses.shape
     chains = range(min(num_chains, _NUM_CHAINS))

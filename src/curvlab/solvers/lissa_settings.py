@@ -201,8 +201,11 @@ def measure_recipe(
         progress: show bars.
         generator: of probes, batches and estimated traces.
 
-    Cost: by importance some products for λmax, and (1 + C) / 5 products for the traces of C outputs; where C is
-    measured, see `budget`.
+    Raises:
+        TypeError: by importance, of an operator that does not know the traces of its examples.
+
+    Cost: by importance some products for λmax, and (1 + outputs) / 5 products for the traces; where C is measured,
+    see `budget`.
     """
     generator = generator_for(operator, generator)
     if sampling not in ("importance", "uniform"):

@@ -259,11 +259,13 @@ def test_the_printed_tables_are_read_in_our_units() -> None:
 def test_table_1_shows_every_printed_rank_published_ginger_and_losses_of_zero() -> None:
     own = race().assign(flops=1.0, memory=1e6, validation_loss=1.0, damping=1e-3, clip=np.nan)
     own.loc[(own.racer == "ginger_published") & (own.seed > 0), "min_train_loss"] = 0.0
+    own.loc[own.racer == "ginger", "label"] = "Ginger"
     drawing = tab1._table_1(own, table_1())
     ((shown,),) = [ax.tables for ax in drawing.axes]
     text = {place: cell.get_text().get_text() for place, cell in shown.get_celld().items()}
     labels = {text[row, -1]: row for row, column in text if column == -1 and row}
     assert len(labels) == 2 + 6 + own.query("racer == 'ginger'")["rank"].nunique() + 6
+    assert "Ginger, tuned, τ = 4" in labels
     best = labels["ginger_published, τ = 16"]
     assert [text[best, column] for column in (0, 4, 6, 7)] == ["", "73.17", "6.41", "2.47"]  # 5.82e9 over 2.36e9
     assert text[labels["ginger_published, τ = 4"], 2] == "0 in 2 of 3"

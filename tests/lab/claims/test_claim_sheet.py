@@ -211,7 +211,7 @@ def test_a_claim_may_take_what_another_states(sheet: Path) -> None:
     assert (claim.statement, claim.measure) == ("It does not fall.", "the end over the start")
 
 
-@pytest.mark.parametrize("source", ["ours; not in the paper", "Ours", "curvlab, stated before the first run"])
+@pytest.mark.parametrize("source", ["ours; not in the paper", "curvlab, stated before the first run"])
 def test_a_claim_of_ours_needs_no_value_of_a_paper(sheet: Path, source: str) -> None:
     sheet.write_text(SHEET.replace("A paper, text\n    paper_value: null", source))
     assert load_claim_sheet(sheet).claim("falls-not").paper_value is None

@@ -334,7 +334,7 @@ def test_every_link_of_the_committed_pages_leads_somewhere(committed: dict[str, 
 
 def test_the_first_page_is_short_has_every_headline_and_lacks_no_value(committed: dict[str, str]) -> None:
     words = [w for w in committed["README.md"].split() if any(map(str.isalnum, w))]  # without bars of tables
-    assert len(words) <= 1850
+    assert len(words) <= 1900
     for entry in yaml.safe_load(HEADLINES.read_text(encoding="utf-8")).values():
         for headline in entry["headlines"]:
             assert f"| {headline['says']} | [" in without_words(committed["README.md"])

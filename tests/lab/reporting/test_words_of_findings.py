@@ -28,7 +28,7 @@ def test_number_words_of_findings_are_those_of_the_claims() -> None:
     )
     energy = claims["pbrf/tab5/answers-another-question-mlp-128-128-energy"]
     assert energy.value < float(energy.claim.words["zero"]) < 1.2 * energy.value
-    assert "but predicting no change would err about as little" in told
+    assert "but predicting no change would have about as little" in told
     tab8 = (at["pbrf/tab8", preset] for preset in ("laptop", "paper"))
     laptop, paper = ({each.claim.id.removesuffix("-mlp-128-128-energy"): each for each in own} for own in tab8)
     slow = [of["slow-two-stages"] for of in (paper, laptop)]
@@ -56,7 +56,7 @@ def test_number_words_of_findings_are_those_of_the_claims() -> None:
     others = [each for name, each in batch.items() if name not in early and each != fitted]
     assert max(each.value for each in others) < 0.2
     assert "On three networks stopped early LiSSA" in told
-    assert "on converged ones it does not, but for one that is partly fitted" in told
+    assert "on converged ones it fails, but for one that fits its data in part" in told
     scores = [
         each.verdict for name, each in claims.items() if re.match("ginger/tab2/.*-above-|ginger/tab2/qng-", name)
     ]
@@ -73,14 +73,12 @@ def test_number_words_of_findings_are_those_of_the_claims() -> None:
     accuracy = 100 * raced.groupby(["racer", "rank"]).test_accuracy.mean()
     by_rank = accuracy["ginger_published"]
     assert abs(by_rank[1] - accuracy["without_curvature", 4]) < 0.05
-    assert "published Ginger at the rank of its tuning, alike at the smallest rank" in told
-    assert by_rank[4] < by_rank[1] - 0.4
-    assert max(abs(by_rank[rank] - by_rank[4]) for rank in (8, 16, 32)) < 0.1
-    assert "It falls up to the rank of its tuning, and hardly changes beyond" in told
-    assert {
-        claims[f"ginger/tab1/published-above-{of}-mlp-fashion-mnist"].weighed for of in ("qng", "momentum")
-    } == {UNDECIDED}
-    assert "to momentum and QNG the order is open" in told
+    assert "published Ginger at the rank where it was tuned, level with it at its smallest rank" in told
+    assert claims["ginger/tab1/published-above-qng-mlp-fashion-mnist"].verdict == NOT_REPRODUCED
+    assert claims["ginger/tab1/published-above-momentum-mlp-fashion-mnist"].weighed == UNDECIDED
+    assert claims["ginger/tab1/published-rank-saturates-mlp-fashion-mnist"].weighed == UNDECIDED
+    assert "points below Adam's, and below QNG's; to momentum the order is open" in told
+    assert "Whether it saturates is open" in told
     assert claims["lissa/thm1/second-moment-bound-any-start"].verdict == REFUTED
     assert "Started elsewhere Theorem 1 can fail" in told
     floors = "sweep == 'epsilon' and task == 'ffnn-64-mnist-10000'"
@@ -94,7 +92,7 @@ def test_number_words_of_findings_are_those_of_the_claims() -> None:
     )
     config = json.loads((ROOT / "results/ngd/fig1/laptop/run.json").read_text())["config"]
     assert set(tuning.lr) == {config["optimizers"]["sgd"]["lr"]} == {config["optimizers"]["ngd"]["lr"]}
-    assert "(with one the same rate)" in told
+    assert "with one hidden layer the tuned one, too" in told
     higher = claims["ngd/fig5/llc-plateaus-higher-ffnn-128-128-mnist-10000"]
     assert re.search(r"From each rate to the next: ngd-middle \+.*, ngd-high -", higher.explanation)
     assert higher.value < 0
@@ -141,7 +139,9 @@ SIZES = {  # what is said without a number, and what it stands on
     "over points, small MNIST sets agree with it": "tab6/over-points-mlp-128-128-mnist-600"
     " > 0.5 < tab6/over-points-mlp-128-128-mnist-6000",
     "When most of Concrete is removed": "fig5/small-at-every-level-removed-mlp-128-128-concrete > 0.4",
-    "both far from the exact ones": "fig1/agreement-mlp-8-tanh-cifar10 < 0.5",
+    "as much as those of predicting no change": "abs(0.47"
+    " - fig5/small-at-every-level-removed-mlp-128-128-concrete) < 0.01",
+    "each far from its own exact value": "fig1/agreement-mlp-8-tanh-cifar10 < 0.5",
     "on digits it does not": "fig5/llc-rises-faster-ffnn-32-32-digits < 0",
     "Once they are fitted it holds fewer": "fig6/influence-finds-most-mlp-128-128-mnist-600-overfitted"
     " < fig6/influence-finds-most-mlp-128-128-mnist-600 - 0.1",
@@ -150,12 +150,10 @@ SIZES = {  # what is said without a number, and what it stands on
     "slightly below with all weights": "0 < tab2/perplexity-below-adam-full-t5-32-documentation < 0.01",
     "below Adam's and QNG's in most seeds": "tab1/training-loss-published-below-adam-mlp-fashion-mnist"
     " > 0.85 < tab1/training-loss-published-below-qng-mlp-fashion-mnist",
-    "on a ResNet's stage both": "tab1/training-loss-published-below-momentum-resnet20-stage-cifar100"
-    " == 0 == tab1/training-loss-published-below-adam-resnet20-stage-cifar100",
-    "the last epoch's mean is higher": "1 < tab1/training-loss-last-epoch-published-mlp-fashion-mnist",
-    "On a ResNet's stage it is below all three": "max(tab1/published-above-adam-resnet20-stage-cifar100,"
-    " tab1/published-above-momentum-resnet20-stage-cifar100,"
-    " tab1/published-above-qng-resnet20-stage-cifar100) < 0",
+    "the last epoch's mean is higher than Adam's and QNG's": "1"
+    " < tab1/training-loss-last-epoch-published-mlp-fashion-mnist",
+    "On a ResNet's stage it is below Adam's and QNG's, too": "max("
+    "tab1/published-above-adam-resnet20-stage-cifar100, tab1/published-above-qng-resnet20-stage-cifar100) < 0",
     "accuracy falls with its rank": "tab1/published-rank-helps-mlp-fashion-mnist < -0.3",
     "those of LiSSA not at all": "abs(appg/step-independent-of-n-mlp-128-128-mnist-6000) < 0.01",
     "about as much with two": "abs(fig1/llc-higher-ffnn-2-layers-mnist-10000"

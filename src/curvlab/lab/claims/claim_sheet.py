@@ -66,6 +66,7 @@ from curvlab.lab.claims.claims import (
     ClaimResult,
     Criterion,
     describe,
+    is_ours,
     judge,
     not_asked,
     out_of_reach,
@@ -78,7 +79,6 @@ SCHEMA_VERSION = 3
 
 _REQUIRED = {"statement", "measure", "criterion"}
 _OPTIONAL = {"source", "paper_value", "changed", "value", "why", "shown"}
-_OURS = ("ours", "curvlab")  # what a source begins with that is no paper
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def load_claim_sheet(path: str | Path) -> ClaimSheet:
         raise ValueError(f"{path.as_posix()} needs `source` and `claims`: {error}") from error
     for name, entry in entries.items():
         keys = set(entry) if isinstance(entry, dict) else set()
-        ours = isinstance(entry, dict) and str(entry.get("source") or source).lower().startswith(_OURS)
+        ours = isinstance(entry, dict) and is_ours(str(entry.get("source") or source))
         if missing := sorted((_REQUIRED if ours else _REQUIRED | {"paper_value"}) - keys):
             raise ValueError(f"{path.as_posix()}, claim {name!r} lacks {', '.join(missing)}.")
         if unknown := sorted(keys - _REQUIRED - _OPTIONAL):

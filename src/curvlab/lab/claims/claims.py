@@ -53,6 +53,11 @@ VERDICTS = (REPRODUCED, DIRECTION_ONLY, UNDECIDED, NOT_REPRODUCED, REFUTED, OUT_
 UNJUDGED = (OUT_OF_REACH, NOT_ASKED)
 
 
+def is_ours(source: str) -> bool:
+    """Whether a claim of this source is no paper's: it begins with "ours"; or with "curvlab", of a benchmark."""
+    return source.startswith(("ours", "curvlab"))
+
+
 @dataclass(frozen=True)
 class Criterion:
     """Bounds (inclusive) that the whole interval must keep, and weaker ones that still show the direction.
@@ -158,8 +163,8 @@ class Claim:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the paper does not make it: its source says "ours"."""
-        return self.source.startswith("ours")
+        """Whether the paper does not make it, see `is_ours`."""
+        return is_ours(self.source)
 
     def __post_init__(self) -> None:
         for name in ("id", "statement", "source", "measure"):
@@ -204,7 +209,7 @@ class ClaimResult:
     def weighed(self) -> str:
         """The verdict in a headline, where what was measured and not asked for want of power is undecided.
 
-        A value of fewer than three seeds is shown alone, there as elsewhere.
+        A value of fewer than three seeds is shown and stays not asked, there as elsewhere.
         """
         measured = self.interval is not None and not self.interval.has_too_few_samples
         powerless = self.verdict == NOT_ASKED and measured and self.explanation.startswith("Measured ")

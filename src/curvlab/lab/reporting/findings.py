@@ -39,7 +39,8 @@ not reproduced or refuted of the others:
     undecided          otherwise
 
 A headline says that all of its claims hold: one that fails contradicts it, one that holds does not settle those
-that are open. Until 2026-11-28 "not reproduced" asked for N >= U, too.
+that are open. Until 2026-11-28 "not reproduced" asked for N >= U, too, and values of fewer than three seeds
+counted as undecided: two headlines of Ginger and one of the PBRF have other verdicts since.
 """
 
 from __future__ import annotations
@@ -295,9 +296,9 @@ def with_number(sentence: str, value: float) -> str:
 def written(value: float, digits: int = 2) -> str:
     """Return a number with two digits, with all before the point, and an exponent only where it must be."""
     size = abs(value)
-    if 0.995 <= size < 1 or 99.5 <= size < 100:  # not quite all
+    if 0.995 <= size < 1 or 99.5 <= size < 100 or 1 < size < 1.005:  # not quite all, or hardly more
         text = f"{size:.4g}"
-    elif 1 < size < 1.05:  # hardly more
+    elif 1 < size < 1.05:
         text = f"{size:.3g}"
     else:
         text = f"{size:,.0f}" if 10 ** (digits - 1) <= size < 1e5 else f"{size:.{digits}g}"

@@ -133,9 +133,9 @@ def write_png(drawing: Figure, path: Path) -> None:
         _shrink_what_is_cut(drawing)
     buffer = io.BytesIO()
     drawing.savefig(buffer, format="png", dpi=_DPI, metadata={"Software": None})
+    write_atomically(path, quantised(buffer.getvalue()))
     if cut := _cut(drawing):  # legends have their place once they are drawn
         warnings.warn(f"{path.name}: cut at the edge, write it shorter: {'; '.join(cut)}", stacklevel=2)
-    write_atomically(path, quantised(buffer.getvalue()))
 
 
 def _wrap_titles(drawing: Figure) -> bool:
@@ -157,7 +157,8 @@ def _broken(text: Text, width: float) -> str:
     """Return a text with its lines broken where they are wider than so many pixels."""
     lines = text.get_text().splitlines()
     letters = max(int(width / text.get_window_extent().width * max(map(len, lines))), 12)
-    return "\n".join(part for line in lines for part in textwrap.wrap(line, letters, break_long_words=False))
+    parts = (textwrap.wrap(line, letters, break_long_words=False) or [""] for line in lines)  # empty lines stay
+    return "\n".join(part for of_line in parts for part in of_line)
 
 
 def _break_notes(drawing: Figure) -> None:

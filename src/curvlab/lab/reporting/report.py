@@ -319,7 +319,7 @@ def _hours(shown: Mapping[str, Sequence[ResultFolder]]) -> str:
             hours[of] += folder.record.get("unit_seconds") or 0
     listed = ", ".join(f"{name} {own / 3600:.1f}" for name, own in sorted(hours.items()))
     whole = f"{sum(hours.values()) / 3600:.1f} hours of CPU time"
-    return f"In all {whole}, what targets share once for each: {listed}."
+    return f"In all {whole}, a unit that several targets share counted for each: {listed}."
 
 
 def _left_open(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str, str]) -> list[str]:
@@ -344,8 +344,8 @@ def _left_open(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str,
         *markdown((f"the papers' own claims at `{OPEN_AT}`", *OPEN), rows, "|---|" + "---:|" * len(OPEN)),
         "",
         "Claims that were not asked are *measured without power*, *shown* (measured, and for a reason",
-        "that its note gives not judged) or *not measured*. Without power means: fewer than three seeds,",
-        "or undecided, as the spread of the run's own first two seeds had said; a headline counts these",
+        "that its note gives, or of fewer than three seeds, not judged) or *not measured*. Without power",
+        "means: undecided, as the spread of the run's own first two seeds had said; a headline counts these",
         "as undecided.",
         "",
     ]

@@ -194,10 +194,10 @@ def _lines(value: Any, *, depth: int, indent: str = "") -> str:
     inner = indent + " "
     below = partial(_lines, depth=depth - 1, indent=inner)
     if isinstance(value, Mapping):
-        left, entries, right = "{", [f"{json.dumps(key)}: {below(entry)}" for key, entry in value.items()], "}"
+        ends, entries = "{}", [f"{json.dumps(str(key))}: {below(entry)}" for key, entry in value.items()]
     else:
-        left, entries, right = "[", [below(entry) for entry in value], "]"
-    return f"{left}\n{inner}" + f",\n{inner}".join(entries) + f"\n{indent}{right}"
+        ends, entries = "[]", [below(entry) for entry in value]
+    return f"{ends[0]}\n{inner}" + f",\n{inner}".join(entries) + f"\n{indent}{ends[1]}"
 
 
 def sign(folder: Path, act: str, commit: Commit) -> None:

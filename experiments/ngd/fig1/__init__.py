@@ -168,7 +168,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         own, its_summary, its_settings = (part[part.task == task] for part in (table, summary, settings))
         results += _judge_task(named, own, its_summary, its_settings, judged)
     results += judge_tuned_and_matched(Compared.of(computed), claims)
-    results += judge_cutoffs(computed["cutoffs"], computed["cutoff_summary"], claims)
+    results += judge_cutoffs(computed["cutoffs"], computed["cutoff_summary"], computed["quadratic"], claims)
     return results + judge_quadratic(computed["quadratic"], computed["cutoff_summary"], claims)
 
 

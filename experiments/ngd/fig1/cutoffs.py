@@ -155,12 +155,15 @@ def excess(table: pd.DataFrame) -> pd.DataFrame:
 
 
 # ------------------------------------------------------------------------------------ judge
-def judge_cutoffs(table: pd.DataFrame, summary: pd.DataFrame, claims: ClaimSheet) -> list[ClaimResult]:
+def judge_cutoffs(
+    table: pd.DataFrame, summary: pd.DataFrame, quadratic: pd.DataFrame, claims: ClaimSheet
+) -> list[ClaimResult]:
     """Judge sign and size over the localizations, and the size over the step sizes, for each network.
 
     Args:
         table: `cutoffs`.
         summary: `cutoff_summary`.
+        quadratic: of the same networks.
         claims: those of the target.
     """
     results = []
@@ -173,8 +176,19 @@ def judge_cutoffs(table: pd.DataFrame, summary: pd.DataFrame, claims: ClaimSheet
             ("size-whatever-step", "step_size"),
         ):
             claim, found = claims.claim(name, of=network), over.get(sweep, pd.DataFrame())
-            results.append(_judge(claim, found, why, smallest=name.startswith("llc-higher")))
+            share = _of_matrix(at(quadratic, own), own) if name == "size-whatever-cutoff" else ""
+            results.append(_judge(claim, found, share + why, smallest=name.startswith("llc-higher")))
     return results
+
+
+def _of_matrix(quadratic: pd.DataFrame, table: pd.DataFrame) -> str:
+    """Return what of the change over the localizations the Gauss-Newton matrix has, on the same seeds."""
+    cutoffs = table[table.sweep == "localization"].curvature_cutoff
+    if quadratic.empty or cutoffs.empty:
+        return ""
+    means = 100 * excess(quadratic[quadratic.seed.isin(table.seed)]).mean()
+    low, high = np.interp(np.log([cutoffs.min(), cutoffs.max()]), np.log(means.index.to_numpy(float)), means)
+    return f"Of this the Gauss-Newton matrix has {high - low:+.0f} points ({low:+.0f} to {high:+.0f} %). "
 
 
 def _judge(claim: Claim, differences: pd.DataFrame, why: str, *, smallest: bool) -> ClaimResult:

@@ -16,8 +16,9 @@ from curvlab.curvature.layers import Layer, find_layers, layer_factors
 from curvlab.curvature.linearise import Columns, ColumnSums, use_vmap
 from curvlab.linalg import LinearOperator
 from curvlab.problem import Data, Loss, ModelFunction, OutputLoss, Problem
-from curvlab.problem.batch import Batch, Inputs, without_graph
+from curvlab.problem.batch import Batch, Inputs
 from curvlab.problem.memory import Estimate, activation_bytes
+from curvlab.problem.model_function import without_graph
 from curvlab.problem.problem import Piece
 from curvlab.progress import progress_bar
 from curvlab.ranks import SAME_SEEDS

@@ -20,11 +20,10 @@ from curvlab.problem.batch import (
     shapes,
     stacked,
     take,
-    without_graph,
 )
 from curvlab.problem.hugging_face import PairFromMapping
 from curvlab.problem.memory import free_memory
-from curvlab.problem.model_function import ModelFunction
+from curvlab.problem.model_function import ModelFunction, without_graph
 from curvlab.problem.sources import Examples, Pair, source_of
 
 # Mappings are batches that hold their labels, {"input_ids": ..., "labels": ...}.

@@ -273,7 +273,7 @@ def quadratic_forms(operator: LinearOperator, vectors: Tensor) -> Tensor:
                 total[block] += _undivided_quadratic_forms(operator, inputs, targets, weights, vectors[:, block])
         return total
 
-    return operator.problem.within_memory(sums) / operator.divisor
+    return operator.problem.memory.run(sums) / operator.divisor
 
 
 @torch.no_grad()

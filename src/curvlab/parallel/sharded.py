@@ -84,7 +84,7 @@ class ShardedOperator(LinearOperator):
         function = ModelFunction(model)  # its parameters are parts here: FSDP2's forward is run instead
         check_mode(model)
         data = Batches(share, batch_size=batch_size, device=self.device, dtype=self.dtype)
-        self.problem = Problem(function, self.loss, data, Memory(given=True), loss)
+        self.problem = Problem(function, self.loss, data, Memory(estimates=False), loss)
         self._examples = ExamplesOverRanks(ranks, self.problem)
 
     # ------------------------------------------------------------------------------------ products

@@ -62,9 +62,10 @@ def checked_batch(batch: Any) -> Batch:
     return inputs, targets if targets.is_floating_point() else targets.long()
 
 
-def tensors_of(inputs: Inputs) -> list[Tensor]:
-    """Return the inputs' tensors."""
-    return [inputs] if isinstance(inputs, Tensor) else list(inputs.values())
+def tensors_in(batch: tuple[Inputs, *tuple[Tensor, ...]]) -> list[Tensor]:
+    """Return the tensors of inputs, and those that stand beside them."""
+    inputs, *others = batch
+    return [inputs, *others] if isinstance(inputs, Tensor) else [*inputs.values(), *others]
 
 
 def take(inputs: Inputs, rows: Any) -> Inputs:
@@ -186,7 +187,7 @@ def _explain_arguments(model: nn.Module, inputs: Inputs, error: Exception) -> No
 
 
 def _explain_values(model: nn.Module, inputs: Inputs, error: Exception) -> None:
-    values = tensors_of(inputs)
+    values = tensors_in((inputs,))
     kinds = {str(v.dtype) for v in values if not v.is_floating_point()}
     if kinds and "type" in str(error):
         raise TypeError(

@@ -16,7 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from curvlab.problem.batch import Inputs, explain, take, tensors_of
+from curvlab.problem.batch import Inputs, explain, take, tensors_in
 from curvlab.problem.parameters import checked_model
 
 # A dictionary of a module, a key of it, and what stands there for the time of a call.
@@ -216,7 +216,7 @@ class ModelFunction:
     @property
     def parameters(self) -> tuple[Tensor, ...]:
         """The current values, detached: theta changes when the model is trained further."""
-        return tuple(map(without_graph, self.live_parameters))
+        return tuple([p.clone() if p.is_inference() else p.detach() for p in self.live_parameters])
 
     def __call__(self, parameters: Sequence[Tensor], inputs: Inputs, *, fused: bool = False) -> Tensor:
         """Return h(x; parameters): logits (N, C), (N, T, V) or predictions. Cost: one forward.
@@ -255,7 +255,7 @@ class ModelFunction:
         and for those that do not name their last layer by Hugging Face's `get_output_embeddings`.
         """
         if self._has_head is None:
-            self._has_head = _head(self.model) is not None and all(v.ndim == 2 for v in tensors_of(inputs))
+            self._has_head = _head(self.model) is not None and all(v.ndim == 2 for v in tensors_in((inputs,)))
             if self._has_head:
                 with torch.no_grad():
                     two_tokens = take(inputs, (slice(0, 1), slice(0, 2)))

@@ -76,10 +76,6 @@ class Memory:
         self.current = min(count, at_most or count, self.examples or count)
         return self.current
 
-    def columns_at_once(self, most: int) -> int:
-        """Return how many of at most so many vectors a pass takes together."""
-        return min(self.columns, most)
-
     def pieces(self, batch: AnyBatch, at_most: int | None = None) -> list[AnyBatch]:
         """Cut a batch into passes, views of it."""
         count = len(batch[1])  # targets

@@ -176,6 +176,12 @@ def progress_bar(
     )
 
 
+def is_heard() -> bool:
+    """Return whether anybody would see a bar, or read in the log how long its work takes."""
+    seen = sys.stderr.isatty() or "ipykernel" in sys.modules
+    return (seen or logging.getLogger("curvlab").isEnabledFor(logging.INFO)) and _talks()
+
+
 def announce(line: str, *, worth_a_line: bool) -> None:
     """Tell a choice before long work: on a terminal where it is `worth_a_line`, else to the logger "curvlab"."""
     if not _talks():

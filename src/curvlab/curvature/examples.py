@@ -24,8 +24,8 @@ from curvlab.curvature.layers import Layer, RecordedLayers
 from curvlab.curvature.linearise import forward_mode, shifted, use_vmap
 from curvlab.curvature.operator import MeanOverRanks
 from curvlab.linalg import LinearOperator, SumOperator, unflatten, unflatten_columns
-from curvlab.problem.batch import Inputs, num_examples, take, without_graph
-from curvlab.problem.model_function import check_finite
+from curvlab.problem.batch import Inputs, num_examples, take
+from curvlab.problem.model_function import check_finite, without_graph
 from curvlab.progress import can_be_silent
 from curvlab.seeding import Seed, generator_of
 
@@ -273,7 +273,7 @@ def quadratic_forms(operator: LinearOperator, vectors: Tensor) -> Tensor:
                 total[block] += _undivided_quadratic_forms(operator, inputs, targets, weights, vectors[:, block])
         return total
 
-    return operator.problem.within_memory(sums) / operator.divisor
+    return operator.problem.memory.run(sums) / operator.divisor
 
 
 @torch.no_grad()

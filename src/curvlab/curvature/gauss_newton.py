@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -14,7 +13,6 @@ from curvlab.curvature.linearise import (
     FD_STEP,
     Columns,
     ColumnSums,
-    Linearised,
     forward_mode,
     linearise,
     linearise_together,
@@ -138,16 +136,24 @@ class GaussNewtonOperator(DataOperator):
         by_tokens = weights is None and self._by_tokens(inputs, targets)
         if not by_tokens and self._replayed(inputs, targets, weights, rows, sums):
             return
+        size = len(rows) if self._together(inputs, len(rows), by_tokens=by_tokens) else 1
+        step = self.fd_step if self.jvp == "finite_difference" else None
+        way = linearise_by_tokens if by_tokens else linearise
         with forward_mode(
             f"op = {type(self).__name__}(model, loss, data, jvp='finite_difference') does without, and "
             "solvers take it, solve(op + damping * identity, b)"
         ):
-            # h and J v, of all outputs or some tokens
-            for part in self._linearised(inputs, targets, rows, sums, by_tokens=by_tokens):
-                self.loss.check(part.outputs, part.targets)
-                curved = self._output_product(part.targets, part.outputs, part.tangents)  # S J v
-                part.pull_back(weighted(curved, weights, part.outputs))  # JᵀS J v, added to the sums
-                del part, curved  # so that their memory is free while the next part is made
+            for start in range(0, len(rows), size):
+                block = slice(start, start + size)
+                given = (self.problem.function, inputs, targets, rows[block], sums[block])
+                # h and J v, of all outputs or some tokens
+                for part in way(*given, step=step, two_passes=self.low_memory):
+                    self.problem.loss.check(part.outputs, part.targets)
+                    curved = self._output_product(part.targets, part.outputs, part.tangents)  # S J v
+                    if weights is not None:
+                        curved = weighted(curved, weights, part.outputs)
+                    part.pull_back(curved)  # JᵀS J v, added to the sums
+                    del part, curved  # so that their memory is free while the next part is made
 
     def _replayed(
         self, inputs: Inputs, targets: Tensor, weights: Tensor | None, rows: Tensor, sums: ColumnSums
@@ -179,30 +185,14 @@ class GaussNewtonOperator(DataOperator):
 
     def _output_product(self, targets: Tensor, outputs: Tensor, tangents: Tensor) -> Tensor:
         """Return S t for tangents t shaped as the outputs, or (K, *outputs.shape)."""
-        return self.loss.hessian_product(outputs, targets, tangents)
+        return self.problem.loss.hessian_product(outputs, targets, tangents)
 
-    def _linearised(
-        self, inputs: Inputs, targets: Tensor, rows: Tensor, sums: ColumnSums, *, by_tokens: bool
-    ) -> Iterator[Linearised]:
-        """Yield the batch linearised along the rows: J v by `jvp`, rows together or in turns as `columns` says."""
-        step = self.fd_step if self.jvp == "finite_difference" else None
-        if step is not None or self.low_memory:
-            together = False
-        elif by_tokens:
-            together = self.columns != "loop"
-        else:
-            together = use_vmap(self.function, self.columns, inputs)
-        size = len(rows) if together else 1
-        for start in range(0, len(rows), size):
-            block = slice(start, start + size)
-            given = (self.function, inputs, targets, rows[block], sums.block(block))
-            if by_tokens:
-                yield from linearise_by_tokens(*given, step=step, two_passes=self.low_memory)
-            else:
-                yield from linearise(*given, step=step, two_passes=self.low_memory)
+    def _together(self, inputs: Inputs, num_columns: int, *, by_tokens: bool) -> bool:
+        """Return whether several vectors share a forward of the batch, as `columns` says."""
+        if num_columns == 1 or self.jvp == "finite_difference" or self.low_memory:
+            return False
+        return self.columns != "loop" if by_tokens else use_vmap(self.function, self.columns, inputs)
 
     def _by_tokens(self, inputs: Inputs, targets: Tensor) -> bool:
         """Whether every token is a prediction of its own, made by a last linear layer."""
-        if not self.loss.token_wise or targets.ndim != 2:
-            return False
-        return self.function.has_linear_head(inputs)
+        return self.problem.loss.token_wise and targets.ndim == 2 and self.function.has_linear_head(inputs)

@@ -10,6 +10,8 @@ from torch.func import grad, jvp, vjp, vmap
 from curvlab.curvature.linearise import ColumnSums, forward_mode, tangents_of, use_vmap
 from curvlab.curvature.operator import DataOperator
 from curvlab.problem.batch import Inputs
+from curvlab.problem.model_function import check_finite
+from curvlab.problem.own_losses import FunctionLoss
 
 
 class HessianOperator(DataOperator):
@@ -30,20 +32,29 @@ class HessianOperator(DataOperator):
     def _add_products(
         self, inputs: Inputs, targets: Tensor, weights: Tensor | None, rows: Tensor, sums: ColumnSums
     ) -> None:
-        parameters = self.function.parameters
-        self.problem.outputs(inputs, targets)
+        loss, function = self.problem.loss, self.problem.function
+        parameters = function.parameters
+        together = len(rows) > 1 and use_vmap(function, self.columns, inputs)
+        # Under vmap no value can be looked at; a loss of one's own remembers outputs that it has checked.
+        checked = together or isinstance(loss, FunctionLoss)
+        if checked:
+            self.problem.outputs(inputs, targets)
 
         def total_loss(values: Sequence[Tensor]) -> Tensor:
-            return self.loss.total(self.function(values, inputs), targets, weights)
+            outputs = function(values, inputs)
+            if not checked:
+                check_finite(outputs)
+                loss.check(outputs, targets)
+            return loss.total(outputs, targets, weights)
 
         def product(*tangents: Tensor) -> Sequence[Tensor]:
-            if self.loss.twice_backward:  # forward mode may not exist for the function's own backward
+            if loss.twice_backward:  # forward mode may not exist for the function's own backward
                 return vjp(grad(total_loss), parameters)[1](tangents)[0]
             return jvp(grad(total_loss), (parameters,), (tangents,))[1]
 
         with forward_mode("use GaussNewtonOperator with jvp='finite_difference' instead of the Hessian"):
-            if len(rows) > 1 and use_vmap(self.function, self.columns, inputs):
+            if together:
                 sums.add(vmap(product)(*tangents_of(rows, parameters)))
                 return
             for index, row in enumerate(rows):
-                sums[index].add([piece[None] for piece in product(*tangents_of(row, parameters))])
+                sums[index : index + 1].add([piece[None] for piece in product(*tangents_of(row, parameters))])

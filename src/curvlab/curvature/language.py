@@ -95,13 +95,13 @@ def linearise_by_tokens(
         for start in range(0, len(cotangents), TANGENTS_AT_ONCE):
             block = cotangents[start : start + TANGENTS_AT_ONCE]
             together = tuple(torch.stack(parts) for parts in zip(*block, strict=True))
-            sums.block(slice(start, start + len(block))).add(vmap(gradient)(together))
+            sums[start : start + len(block)].add(vmap(gradient)(together))
         return
     if forward is None:
         del last, head, tangents, tangents_of_tokens  # none of it is needed while the layers before are recorded
         forward = RecordedForward(partial(_head, function, inputs, fused=True), parameters)
     for index, cotangent in enumerate(cotangents):
-        forward.pull_back(cotangent, sums[index], keep=index + 1 < len(cotangents))
+        forward.pull_back(cotangent, sums[index : index + 1], keep=index + 1 < len(cotangents))
 
 
 def _derivative(head: Sequence[Tensor], derivative: Sequence[Tensor | None]) -> Tangents:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -59,21 +58,15 @@ class ColumnSums:
     first: bool
     scale: float
 
-    def __getitem__(self, index: int) -> ColumnSums:
-        """Return the sums of one column."""
-        return self.block(slice(index, index + 1))
-
-    def block(self, columns: slice) -> ColumnSums:
+    def __getitem__(self, columns: slice) -> ColumnSums:
         """Return the sums of some columns."""
         return ColumnSums(self.rows[columns], self.first, self.scale)
 
     def add(self, pieces: Sequence[Tensor]) -> None:
         """Add a batch's columns, given parameter by parameter, each (K, *shape)."""
-        start = 0
-        for piece in pieces:
-            stop = start + piece.shape[1:].numel()
-            self.put(self.rows[:, start:stop], piece.detach().reshape(len(piece), stop - start))
-            start = stop
+        sizes = [piece.shape[1:].numel() for piece in pieces]
+        for place, piece in zip(self.rows.split(sizes, dim=1), pieces, strict=True):
+            self.put(place, piece.detach().reshape(place.shape))
 
     def add_zero(self) -> None:
         """Add a batch whose columns are zero."""
@@ -103,14 +96,9 @@ def tangents_of(rows: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     becomes a tensor with its own storage, on the same memory.
     """
     load_forward_mode()
-    sizes = [tensor.numel() for tensor in like]
-    pieces = [
-        piece.view((*rows.shape[:-1], *tensor.shape))
-        for piece, tensor in zip(rows.split(sizes, dim=-1), like, strict=True)
-    ]
-    if rows.device.type not in ("cpu", "cuda"):
-        return [piece.clone() for piece in pieces]
-    return [torch.from_dlpack(piece) for piece in pieces]
+    apart = torch.from_dlpack if rows.device.type in ("cpu", "cuda") else torch.clone
+    pieces = zip(rows.split([tensor.numel() for tensor in like], dim=-1), like, strict=True)
+    return [apart(piece.view((*rows.shape[:-1], *tensor.shape))) for piece, tensor in pieces]
 
 
 class RecordedForward:
@@ -139,30 +127,21 @@ class RecordedForward:
         parameters: Sequence[Tensor],
         vector: Tensor | None = None,
     ) -> None:
-        self._parameters = parameters
-        self._sums: ColumnSums | None = None
-        self._places: list[Tensor] = []
-        self._reached: set[int] = set()
-
-        # The graph holds its hooks, and this object holds the graph. If the hooks held this object, the two would
-        # never be freed, because Python's garbage collector does not see references inside the graph.
-        this = weakref.ref(self)
+        self._sizes = [parameter.numel() for parameter in parameters]
+        self._into = into = _Column()
 
         def recorded(*values: Tensor) -> tuple[Tensor, ...]:
             for index, value in enumerate(values):
-                value.register_hook(_hook(this, index))
+                value.register_hook(partial(into.put, index))
             return tuple(outputs_of(values))
 
         with forward_ad.dual_level():
             duals = parameters
             if vector is not None:
-                tangents = tangents_of(vector, parameters)
-                duals = [forward_ad.make_dual(p, t) for p, t in zip(parameters, tangents, strict=True)]
+                duals = list(map(forward_ad.make_dual, parameters, tangents_of(vector, parameters)))
             outputs, self._vjp = vjp(recorded, *duals)[:2]
-            pairs = [forward_ad.unpack_dual(output) for output in outputs]
-        # Outside the dual level the tangents are gone: inside it, the backward would differentiate itself too.
-        self.outputs = [pair[0] for pair in pairs]
-        self.tangents = [pair[1] for pair in pairs]
+            # Outside the dual level the tangents are gone: inside it, the backward would differentiate itself too.
+            self.outputs, self.tangents = map(list, zip(*map(forward_ad.unpack_dual, outputs), strict=True))
 
     def pull_back(self, cotangents: Sequence[Tensor], sums: ColumnSums, *, keep: bool = False) -> None:
         """Add Jᵀu to the only column of `sums`; u has one tensor for each output. Cost: one backward.
@@ -172,31 +151,33 @@ class RecordedForward:
             sums: of one column.
             keep: whether the recorded forward is kept for another call.
         """
-        self._sums, self._places = sums, unflatten(sums.rows[0], self._parameters)
-        self._reached.clear()
+        into = self._into
+        into.sums, into.left = sums, dict(enumerate(sums.rows[0].split(self._sizes)))
         with torch.no_grad():
             self._vjp(tuple(cotangents), retain_graph=keep)
-        if sums.first:
-            for index, place in enumerate(self._places):
-                if index not in self._reached:
-                    place.zero_()
-
-    def _put(self, index: int, gradient: Tensor) -> Tensor:
-        if self._sums is None:
-            raise RuntimeError("a gradient arose before pull_back was called")
-        self._reached.add(index)
-        self._sums.put(self._places[index], gradient)
-        return self._places[index]  # instead of the gradient, whose memory is then free
+        for unreached in into.left.values() if sums.first else ():
+            unreached.zero_()
 
 
-def _hook(this: weakref.ref[RecordedForward], index: int) -> Callable[[Tensor], Tensor]:
-    def put(gradient: Tensor) -> Tensor:
-        recorded = this()
-        if recorded is None:
-            raise RuntimeError("a gradient arose after its RecordedForward was gone")
-        return recorded._put(index, gradient)
+class _Column:
+    """The column that a backward adds its gradients to.
 
-    return put
+    Hooks inside the graph hold it, and it holds no graph: if they held the RecordedForward, which does, the two
+    would never be freed, because Python's garbage collector does not see references inside the graph.
+
+    Attributes:
+        sums: the column's.
+        left: the places of those parameters whose gradients have not been added, by the parameters' numbers.
+    """
+
+    sums: ColumnSums
+    left: dict[int, Tensor]
+
+    def put(self, index: int, gradient: Tensor) -> Tensor:
+        """Add a gradient; return its place instead of the gradient, whose memory is then free."""
+        place = self.left.pop(index).view_as(gradient)
+        self.sums.put(place, gradient)
+        return place
 
 
 @dataclass(frozen=True)
@@ -283,7 +264,7 @@ def linearise(
 
     def pull_back(index: int, cotangent: Tensor) -> None:
         recorded = forward or RecordedForward(lambda values: [function(values, inputs, fused=True)], parameters)
-        recorded.pull_back([cotangent], sums[index], keep=index + 1 < len(rows))
+        recorded.pull_back([cotangent], sums[index : index + 1], keep=index + 1 < len(rows))
 
     for index, (derivative,) in enumerate(tangents):
         if derivative is None:  # no parameter reaches the outputs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Self
@@ -16,10 +17,11 @@ from curvlab.curvature.layers import Layer, find_layers, layer_factors
 from curvlab.curvature.linearise import Columns, ColumnSums, use_vmap
 from curvlab.linalg import LinearOperator
 from curvlab.problem import Data, Loss, ModelFunction, OutputLoss, Problem
-from curvlab.problem.batch import Batch, Inputs, without_graph
+from curvlab.problem.batch import Batch, Inputs
 from curvlab.problem.memory import Estimate, activation_bytes
+from curvlab.problem.model_function import without_graph
 from curvlab.problem.problem import Piece
-from curvlab.progress import progress_bar
+from curvlab.progress import is_heard, progress_bar
 from curvlab.ranks import SAME_SEEDS
 from curvlab.seeding import Seed
 
@@ -105,18 +107,20 @@ class DataOperator(LinearOperator):
         total = torch.empty_like(rows)
         if len(rows) == 0:
             return total.T
-        return self.problem.within_memory(partial(self._product, rows, total), num_columns=len(rows))
+        return self.problem.memory.run(partial(self._product, rows, total), columns=len(rows))
 
     def _product(self, rows: Tensor, total: Tensor) -> Tensor:
         sums = ColumnSums(total, first=True, scale=1 / self.problem.divisor)
-        work = len(rows) * self.problem.num_read
-        with progress_bar("product", total=work, progress=self.problem.selected is None, part=len(rows)) as bar:
+        silent = self.problem.selected is not None or not is_heard()
+        work = 0 if silent else len(rows) * self.problem.num_read
+        with nullcontext() if silent else progress_bar("product", total=work, part=len(rows)) as bar:
             for inputs, targets, weights in self.passes(len(rows)):
-                size = self.problem.memory.columns_at_once(self.max_columns)
+                size = min(self.problem.memory.columns, self.max_columns)
                 for start in range(0, len(rows), size):
                     block = slice(start, start + size)
-                    self._add_products(inputs, targets, weights, rows[block], sums.block(block))
-                    bar.update(len(targets) * len(rows[block]))
+                    self._add_products(inputs, targets, weights, rows[block], sums[block])
+                    if bar is not None:
+                        bar.update(len(targets) * len(rows[block]))
                 sums = replace(sums, first=False)
         return (total.zero_() if sums.first else total).T  # nothing is summed where all weights are 0
 

@@ -139,7 +139,7 @@ def derivatives_along(
 
     def of_batch(inputs: Inputs, targets: Tensor, weights: Tensor | None) -> Tensor:
         _check(problem, inputs, targets, measurement)
-        groups = directions.split(max(problem.memory.columns_at_once(num_columns), 1), dim=1)
+        groups = directions.split(max(min(problem.memory.columns, num_columns), 1), dim=1)
         return torch.cat([of_piece(inputs, targets, group) for group in groups], dim=1)
 
     with torch.no_grad():

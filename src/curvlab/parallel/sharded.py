@@ -23,7 +23,7 @@ from curvlab.parallel.sharded_model import CutVectors, MovedParameters, trained_
 from curvlab.problem import Batches, Data, Loss, ModelFunction, Problem, output_loss
 from curvlab.problem.batch import weighted
 from curvlab.problem.memory import Memory
-from curvlab.problem.model_function import check_finite, check_mode, plain_lookups
+from curvlab.problem.model_function import check_finite, check_mode, plain_lookups, swapped
 from curvlab.problem.problem import Piece
 from curvlab.ranks import SAME_SEEDS, Ranks
 from curvlab.seeding import Seed, as_generator
@@ -84,7 +84,7 @@ class ShardedOperator(LinearOperator):
         function = ModelFunction(model)  # its parameters are parts here: FSDP2's forward is run instead
         check_mode(model)
         data = Batches(share, batch_size=batch_size, device=self.device, dtype=self.dtype)
-        self.problem = Problem(function, self.loss, data, Memory(given=True), loss)
+        self.problem = Problem(function, self.loss, data, Memory(estimates=False), loss)
         self._examples = ExamplesOverRanks(ranks, self.problem)
 
     # ------------------------------------------------------------------------------------ products
@@ -124,7 +124,7 @@ class ShardedOperator(LinearOperator):
         inputs, targets, _ = piece
         cached = hasattr(getattr(self.model, "config", None), "use_cache")  # memory that nobody here reads
         keywords: dict[str, Any] = {"use_cache": False} if cached else {}
-        with plain_lookups(self.model):
+        with swapped(plain_lookups(self.model)):
             if isinstance(inputs, Mapping):
                 found = self.model(**keywords, **inputs)
             else:

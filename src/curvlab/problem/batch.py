@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 Inputs: TypeAlias = Tensor | Mapping[str, Tensor]
@@ -62,6 +62,12 @@ def checked_batch(batch: Any) -> Batch:
     return inputs, targets if targets.is_floating_point() else targets.long()
 
 
+def tensors_in(batch: tuple[Inputs, *tuple[Tensor, ...]]) -> list[Tensor]:
+    """Return the tensors of inputs, and those that stand beside them."""
+    inputs, *others = batch
+    return [inputs, *others] if isinstance(inputs, Tensor) else [*inputs.values(), *others]
+
+
 def take(inputs: Inputs, rows: Any) -> Inputs:
     """Return some rows of the inputs, or one."""
     if isinstance(inputs, Mapping):
@@ -82,11 +88,6 @@ def shapes(inputs: Inputs, target: Tensor) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of one example: those that agree fit into one batch."""
     values = inputs.values() if isinstance(inputs, Mapping) else [inputs]
     return tuple(tuple(value.shape) for value in [*values, target])
-
-
-def without_graph(tensor: Tensor) -> Tensor:
-    """Return the values without their graph; autograd accepts them even if they were made in inference mode."""
-    return tensor.clone() if tensor.is_inference() else tensor.detach()
 
 
 def _description(batch: Any) -> str:
@@ -144,3 +145,80 @@ def different_shapes() -> ValueError:
         "DataLoader(dataset, batch_size=..., collate_fn=DataCollatorWithPadding(tokenizer)), or pad them to one "
         "length, with ignored targets (ignore_index) and an attention_mask."
     )
+
+
+# ------------------------------------------------------------------------ what does not fit a model
+# Of what PyTorch says where inputs do not fit a layer.
+_SHAPES = (
+    "cannot be multiplied",
+    "size mismatch",
+    "xpected",
+    "out of range",
+    "must match",
+    "invalid for input of",
+)
+
+
+def explain(model: nn.Module, inputs: Inputs, error: Exception) -> None:
+    """Raise a forward's error about its inputs again, with what to pass; return where nothing is known."""
+    if isinstance(error, TypeError):
+        _explain_arguments(model, inputs, error)
+    else:
+        _refuse_not_functional(model, error)
+        _explain_values(model, inputs, error)
+
+
+def _explain_arguments(model: nn.Module, inputs: Inputs, error: Exception) -> None:
+    if isinstance(model, nn.Sequential) and isinstance(inputs, Mapping) and len(inputs) > 1:
+        raise TypeError(
+            f"nn.Sequential hands all of {sorted(inputs)} to its first module, as one mapping ({error}): "
+            "wrap it in a module whose forward takes them by name, or pass one tensor."
+        ) from error
+    if "argument" in str(error) and isinstance(inputs, Mapping) and not isinstance(model, nn.Sequential):
+        raise TypeError(
+            f"the forward of {type(model).__name__} does not fit the inputs {sorted(inputs)} ({error}): a "
+            "mapping is handed over by name, so its names are the forward's arguments."
+        ) from error
+    if "argument" in str(error) and isinstance(inputs, Tensor) and "positional" in str(error):
+        raise TypeError(
+            f"the forward of {type(model).__name__} takes more than one input ({error}): pass a mapping by "
+            "the names of its arguments, ({'u': u, 'v': v}, targets)."
+        ) from error
+
+
+def _explain_values(model: nn.Module, inputs: Inputs, error: Exception) -> None:
+    values = tensors_in((inputs,))
+    kinds = {str(v.dtype) for v in values if not v.is_floating_point()}
+    if kinds and "type" in str(error):
+        raise TypeError(
+            f"the inputs are {', '.join(sorted(kinds))}, and the model does not take them ({error}): pass "
+            "inputs.float() where they are numbers, inputs.long() where they are tokens."
+        ) from error
+    if "same dtype" in str(error):
+        raise ValueError(
+            f"the model mixes dtypes ({error}): convert all of it, frozen parts and buffers too, with "
+            "model.float() or model.double()."
+        ) from error
+    if not isinstance(error, NotImplementedError) and any(text in str(error) for text in _SHAPES):
+        found = ", ".join(map(_described, values))
+        raise ValueError(
+            f"{type(model).__name__} does not take the inputs, {found} ({error}): pass them as model(inputs) "
+            "takes a batch, its first axis the examples."
+        ) from error
+
+
+def _refuse_not_functional(model: nn.Module, error: Exception) -> None:
+    """Raise again what torch.func says of a forward that it cannot differentiate."""
+    for text, why in (
+        ("saved tensor hooks", "checkpoints activations: turn that off, model.gradient_checkpointing_disable()"),
+        ("setup_context", "has an autograd.Function of its own: give it setup_context and jvp"),
+        ("mutate a captured Tensor", "writes into a tensor of its own, a buffer that counts say: leave that out"),
+        ("doesn't have storage", "packs sequences, or reads numbers out of tensors: pass them padded, not packed"),
+    ):
+        if text in str(error):
+            raise NotImplementedError(f"{type(model).__name__} {why} ({error})") from error
+
+
+def _described(tensor: Tensor) -> str:
+    ids = not tensor.is_floating_point() and tensor.dtype != torch.bool and tensor.numel() > 0
+    return f"{tensor.dtype} {tuple(tensor.shape)}" + (f" from {tensor.min()} to {tensor.max()}" if ids else "")

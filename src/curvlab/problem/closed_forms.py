@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,27 @@ from curvlab.problem.losses import OutputLoss, random_signs
 _IGNORED_DRAW = -100
 
 
-class CrossEntropy(OutputLoss):
+class _ClosedForm(OutputLoss):
+    """A sum of examples' own losses, whose targets may hold drawn labels beside the given ones."""
+
+    _reads_pairs = False  # whether targets are (drawn, given)
+
+    def total(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the sum over all examples, (), each times its weight, (N,)."""
+        losses = self.per_example(outputs, targets)
+        return losses.sum() if weights is None else (weights * losses).sum()
+
+    def _drawn_and_given(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+        drawn, given = targets.unbind(-1) if self._reads_pairs else (targets, targets)
+        return drawn, given
+
+    def _reading_pairs(self) -> Self:
+        other = copy.copy(self)
+        other._reads_pairs = True
+        return other
+
+
+class CrossEntropy(_ClosedForm):
     """-sum_c t_c log softmax(h)_c with t_c = (1 - ε) w_y [c = y] + ε w_c / C, w class weights and ε the smoothing.
 
     Logits are (N, C), or (N, T, V) with one label for each position: classes come last. With τ = sum_c t_c, 1
@@ -57,7 +78,8 @@ class CrossEntropy(OutputLoss):
                 "probabilities, and for classes on another axis, pass a function, lambda outputs, targets: "
                 "torch.nn.functional.cross_entropy(outputs, targets)"
             )
-        refuse_ambiguous_classes(outputs, targets)
+        if outputs.ndim > 2:
+            refuse_ambiguous_classes(outputs, targets)
         lowest, highest = _range(targets)
         if lowest < 0 or highest >= classes:  # the ignored index may be why
             lowest, highest = _range(targets[targets != self.ignore_index])
@@ -230,7 +252,7 @@ class CrossEntropy(OutputLoss):
         return (1 - smoothing) * weights[_class(given, len(weights))] + smoothing * weights.mean()
 
 
-class _Elementwise(OutputLoss):
+class _Elementwise(_ClosedForm):
     """A sum over all outputs of an example, S diagonal; a mean divides by their number too, as PyTorch does."""
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:

@@ -20,11 +20,11 @@ from curvlab.problem.batch import (
     shapes,
     stacked,
     take,
-    without_graph,
+    tensors_in,
 )
 from curvlab.problem.hugging_face import PairFromMapping
 from curvlab.problem.memory import free_memory
-from curvlab.problem.model_function import ModelFunction
+from curvlab.problem.model_function import ModelFunction, without_graph
 from curvlab.problem.sources import Examples, Pair, source_of
 
 # Mappings are batches that hold their labels, {"input_ids": ..., "labels": ...}.
@@ -83,6 +83,8 @@ class Batches:
             raise self._empty()
         if repeatable and isinstance(self._source, Examples):
             self._source.check()
+        tensors = self._source.tensors if repeatable and isinstance(self._source, Pair) else []
+        self._versions = [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
 
     @classmethod
     def of(
@@ -108,9 +110,7 @@ class Batches:
         """N; reads and holds all batches when the data is an iterable of batches."""
         if isinstance(self._source, Pair | Examples):
             return len(self._source)
-        if (number := sum(len(targets) for _, targets in self._all())) == 0:
-            raise self._empty()
-        return number
+        return sum(len(targets) for _, targets in self._all())
 
     def _empty(self) -> ValueError:
         return ValueError(f"{self.name} is empty: at least one example is needed")
@@ -122,13 +122,15 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         self._unchanged()
+        batches = self._moved() if self._held is None else self._held
+        return iter(batches) if self._drawn is None else self._with_drawn(batches)
+
+    def _with_drawn(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         start = 0
-        for inputs, targets in self._moved():
-            rows = slice(start, start + len(targets))
-            start = rows.stop
-            yield inputs, targets if self._drawn is None else self._targets_drawn(range(rows.start, rows.stop))
-        if start == 0:
-            raise self._empty()
+        for inputs, targets in batches:
+            stop = start + len(targets)
+            yield inputs, self._targets_drawn(range(start, stop))
+            start = stop
 
     def targets(self) -> Iterator[Tensor]:
         """Yield the targets batch by batch, without reading the inputs where the data allows it."""
@@ -215,9 +217,9 @@ class Batches:
         batches: Iterable[Batch] = self
         if isinstance(self._source, Pair) and self._drawn is None:  # in few pieces: batches may be single examples
             self._unchanged()
-            num_bytes = sum(tensor.nbytes for tensor in _tensors((self._source.inputs, self._source.targets)))
+            num_bytes = sum(tensor.nbytes for tensor in self._source.tensors)
             batches = self.in_turn(max(1, _READ_AT_ONCE * self.num_examples // max(1, num_bytes)))
-        found = fingerprint(tensor for batch in batches for tensor in _tensors(batch))
+        found = fingerprint(tensor for batch in batches for tensor in tensors_in(batch))
         return {"examples": found, "batch_size": self.batch_size}
 
     def with_targets(self, targets: Sequence[Tensor]) -> Batches:
@@ -225,39 +227,42 @@ class Batches:
         other = copy.copy(self)
         # A collator pads single examples to other lengths than in their batch: targets would not fit them.
         if isinstance(self._source, Examples) and self._source.loader is not None:
-            other._source = other._held = list(self._moved())
+            other._source = other._held = list(self)
         other._drawn = list(targets)
         return other
 
     def _unchanged(self) -> None:
-        """Refuse tensors that were changed in place; training reads them as they come."""
-        if self._repeatable and isinstance(self._source, Pair):
-            self._source.check()
+        """Raise a ValueError where a tensor was changed in place: counts and moved copies would be of the old."""
+        for tensor, version in self._versions:
+            if tensor._version > version:  # of a copy it begins anew
+                raise ValueError(
+                    "the data was changed in place after it was opened: open it anew (Problem.of, the operator), "
+                    "or pass a clone of what is to change"
+                )
 
     def _moved(self) -> Iterator[Batch]:
-        """Yield the batches on the device; the first whole pass holds them if they are small."""
-        if self._held is not None:
-            yield from self._held
-            return
+        """Read the data and yield batches on the device; the first whole pass holds them if they are small."""
         held: list[Batch] | None = []
-        size, may_hold = 0, _HELD_SHARE * (free_memory(self.device) or 0)
+        num_read, size, may_hold = 0, 0, _HELD_SHARE * (free_memory(self.device) or 0)
         for batch in self._source:
             if len(batch[1]) == 0:
                 continue
             moved = self._move(batch)
+            num_read += len(batch[1])
             size += self._bytes_beside(moved, batch)
             if size > may_hold:
                 held = None
             elif held is not None:
                 held.append(moved)
             yield moved
-        if held is not None:
-            self._held = held
+        if num_read == 0:
+            raise self._empty()
+        self._held = held
 
     def _bytes_beside(self, moved: Batch, given: Batch) -> int:
         """Return how many bytes a moved batch takes that the data does not hold already."""
         has_given = isinstance(self._source, Pair | list)
-        pairs = zip(_tensors(moved), _tensors(given), strict=True)
+        pairs = zip(tensors_in(moved), tensors_in(given), strict=True)
         return sum(new.nbytes for new, old in pairs if not has_given or new.data_ptr() != old.data_ptr())
 
     def _all(self) -> list[Batch]:
@@ -287,8 +292,3 @@ class Batches:
 
     def _on_device(self, tensor: Tensor) -> Tensor:
         return without_graph(tensor).to(self.device, self.dtype if tensor.is_floating_point() else None)
-
-
-def _tensors(batch: Batch) -> list[Tensor]:
-    inputs, targets = batch
-    return [inputs, targets] if isinstance(inputs, Tensor) else [*inputs.values(), targets]

@@ -7,7 +7,6 @@ closed_forms.py, functions of a user's own in own_losses.py.
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Self
@@ -40,7 +39,6 @@ class OutputLoss(ABC):
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction='{reduction}' has no curvature matrix: use 'mean' or 'sum'")
         self.reduction = reduction
-        self._reads_pairs = False  # whether targets are (drawn, given)
 
     @property
     def is_psd(self) -> bool | None:
@@ -64,10 +62,9 @@ class OutputLoss(ABC):
     def per_example(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the summed loss of each example, (N,)."""
 
+    @abstractmethod
     def total(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the sum over all examples, (), each times its weight, (N,)."""
-        losses = self.per_example(outputs, targets)
-        return losses.sum() if weights is None else (weights * losses).sum()
 
     def own_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return what the PyTorch loss gives for each example alone, (N,): a mean over its own predictions."""
@@ -177,16 +174,6 @@ class OutputLoss(ABC):
     def example_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return r of which r rᵀ, divided by `count`, is the outer product of an example's gradient."""
         return self.gradient(outputs, targets)
-
-    # ------------------------------------------------------------------- drawn beside given targets
-    def _drawn_and_given(self, targets: Tensor) -> tuple[Tensor, Tensor]:
-        drawn, given = targets.unbind(-1) if self._reads_pairs else (targets, targets)
-        return drawn, given
-
-    def _reading_pairs(self) -> Self:
-        other = copy.copy(self)
-        other._reads_pairs = True
-        return other
 
 
 def random_signs(shape: torch.Size, generator: torch.Generator) -> Tensor:

@@ -56,14 +56,14 @@ class Memory:
         examples: at most so many in a pass; None: batches as they come.
         columns: at most so many vectors together.
         budget: in bytes; None: a share of what is free.
-        given: whether the user chose the number of examples, so that without a budget nothing is estimated.
+        estimates: whether passes are estimated beforehand: not where the user chose their size and gave no budget.
         current: examples in the pass that is under way.
     """
 
     examples: int | None = None
     columns: int = 2**31
     budget: float | None = None
-    given: bool = False
+    estimates: bool = True
     current: int = 1
 
     def __post_init__(self) -> None:
@@ -71,29 +71,18 @@ class Memory:
         if budget is not None and (not isinstance(budget, int | float) or not budget >= 1):
             raise ValueError(f"memory_budget is in bytes, at least 1, got {budget!r}: 2e9 for 2 GB")
 
-    @property
-    def estimates(self) -> bool:
-        """Whether passes are estimated beforehand: not where the user chose their size and gave no budget."""
-        return self.budget is not None or not self.given
-
     def examples_at_once(self, count: int, at_most: int | None = None) -> int:
         """Return how many of `count` examples the next pass takes."""
         self.current = min(count, at_most or count, self.examples or count)
         return self.current
 
-    def columns_at_once(self, most: int) -> int:
-        """Return how many of at most so many vectors a pass takes together."""
-        return min(self.columns, most)
-
-    def pieces(self, batch: AnyBatch, at_most: int | None = None) -> Iterator[AnyBatch]:
-        """Cut a batch into passes."""
+    def pieces(self, batch: AnyBatch, at_most: int | None = None) -> list[AnyBatch]:
+        """Cut a batch into passes, views of it."""
         count = len(batch[1])  # targets
         size = self.examples_at_once(count, at_most)
         if size >= count:
-            yield batch
-            return
-        for start in range(0, count, size):
-            yield rows_of(batch, slice(start, start + size))
+            return [batch]
+        return [rows_of(batch, slice(start, start + size)) for start in range(0, count, size)]
 
     def fit(self, estimate: Estimate, *, examples: int, columns: int, device: torch.device) -> None:
         """Lower the numbers, with a MemoryWarning, until the estimate for so many fits into the budget."""

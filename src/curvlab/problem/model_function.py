@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from curvlab.problem.batch import Inputs, take, without_graph
-from curvlab.problem.parameters import by_every_name, checked_model
+from curvlab.problem.batch import Inputs, explain, take, tensors_in
+from curvlab.problem.parameters import checked_model
+
+# A dictionary of a module, a key of it, and what stands there for the time of a call.
+Swap: TypeAlias = tuple[dict[str, Any], str, Any]
 
 
-def check_mode(model: nn.Module) -> None:
+def check_mode(model: nn.Module) -> bool:
     """Raise a ValueError at modules that are known to depend on chance or on a batch's other examples.
 
-    What hides inside a forward (functional dropout, power iterations) is noticed by `deterministic` when it runs.
+    What hides inside a forward (functional dropout, power iterations) is noticed by `ModelFunction` when it runs.
+    Return whether any module is in train mode.
     """
+    training = False
     for module in model.modules():
+        training = training or module.training
         drops = isinstance(module, _DropoutNd) and module.p > 0
         # RReLU draws for values below 0 alone, so that `deterministic` may see nothing.
         slopes = isinstance(module, nn.RReLU) and module.lower < module.upper
@@ -42,6 +47,7 @@ def check_mode(model: nn.Module) -> None:
                 _refuse(model, module, "makes the outputs depend on the whole batch", way_out)
             elif module.running_mean is not None:
                 _refuse(model, module, "changes its running statistics at each call")
+    return training
 
 
 def _refuse(model: nn.Module, module: nn.Module, what: str, way_out: str = "call model.eval()") -> None:
@@ -65,66 +71,49 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def deterministic(model: nn.Module, device: torch.device) -> Iterator[dict[str, Tensor]]:
-    """Raise a ValueError if the model's forward, called inside, draws random numbers or changes a buffer.
-
-    Yields copies of the buffers to call it with, in train mode (else nothing: in eval mode they are constants), so
-    that the model and the global generator are as before even where it raises. Cost: microseconds.
-    """
-    training = any(module.training for module in model.modules())
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()} if training else {}
-    versions = {name: buffer._version for name, buffer in buffers.items() if not buffer.is_inference()}
-    before = _random_state(device)
-    yield buffers
-    after = _random_state(device)
-    mode = "train" if training else "eval"
-    if not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)):
-        torch.set_rng_state(before[0])
-        if device.type == "cuda":
-            torch.cuda.set_rng_state(before[1], device)
-        way_out = "call model.eval() first" if training else "its forward must not sample"
-        raise ValueError(
-            f"the model draws random numbers in {mode} mode, so its outputs depend on chance: {way_out}."
-        )
-    for name, version in versions.items():
-        if buffers[name]._version != version:
-            raise ValueError(
-                f"the model changes its buffer '{name}' at each call in train mode, so it is no function of its "
-                "parameters and one example: call model.eval() first."
-            )
+def swapped(swaps: Iterable[Swap]) -> Iterator[None]:
+    """Put things into modules' dictionaries, and back at the end what was there."""
+    before: list[Swap] = []
+    try:
+        for place, key, value in swaps:
+            before.append((place, key, place[key]))
+            place[key] = value
+        yield
+    finally:
+        for place, key, value in before:
+            place[key] = value
 
 
-def _random_state(device: torch.device) -> list[Tensor]:
+def tensor_swaps(model: nn.Module, values: Mapping[int, Tensor]) -> list[Swap]:
+    """Return what puts values where the tensors of these ids are: everywhere, where weights are tied."""
+    swaps: list[Swap] = []
+    for module in model.modules():
+        for own in (module._parameters, module._buffers):
+            for name, tensor in own.items():
+                if id(tensor) in values:
+                    swaps.append((own, name, values[id(tensor)]))
+    return swaps
+
+
+def plain_lookups(model: nn.Module) -> list[Swap]:
+    """Return what sets aside what changes derivatives of embeddings, in reverse mode only, and no outputs."""
+    swaps: list[Swap] = []
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            swaps += [(vars(module), "scale_grad_by_freq", False), (vars(module), "sparse", False)]
+        if isinstance(module, nn.Embedding):  # a bag's padding_idx changes its outputs
+            swaps.append((vars(module), "padding_idx", None))
+    return swaps
+
+
+def _random_states(device: torch.device) -> list[Tensor]:
     states = [torch.get_rng_state()]
     return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
 
-@contextmanager
-def plain_lookups(model: nn.Module) -> Iterator[None]:
-    """Set aside what changes derivatives of embeddings, in reverse mode only, and no outputs."""
-    kinds = (nn.Embedding, ("padding_idx", "scale_grad_by_freq", "sparse")), (nn.EmbeddingBag, _OF_BAGS)
-    own = [
-        (m, {n: getattr(m, n) for n in names}) for m in model.modules() for k, names in kinds if isinstance(m, k)
-    ]
-    try:
-        for module, settings in own:
-            vars(module).update({name: None if name == "padding_idx" else False for name in settings})
-        yield
-    finally:
-        for module, settings in own:
-            vars(module).update(settings)
-
-
-_OF_BAGS = ("scale_grad_by_freq", "sparse")  # padding_idx changes their outputs
-# Of what PyTorch says where inputs do not fit a layer.
-_SHAPES = (
-    "cannot be multiplied",
-    "size mismatch",
-    "xpected",
-    "out of range",
-    "must match",
-    "invalid for input of",
-)
+def without_graph(tensor: Tensor) -> Tensor:
+    """Return the values without their graph; autograd accepts them even if they were made in inference mode."""
+    return tensor.clone() if tensor.is_inference() else tensor.detach()
 
 
 class NonFiniteOutputError(ValueError):
@@ -191,6 +180,7 @@ class ModelFunction:
         self.device = devices.pop()
         self.has_convolution = any(isinstance(module, _ConvNd) for module in model.modules())
         self.has_recurrence = any(isinstance(module, nn.RNNBase) for module in model.modules())
+        self._has_lookups = bool(plain_lookups(model))
         self.num_parameters = sum(shape.numel() for shape in self._shapes)
         # Hugging Face language models return key-value caches by default: memory that nobody here reads.
         self._keywords = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
@@ -226,7 +216,7 @@ class ModelFunction:
     @property
     def parameters(self) -> tuple[Tensor, ...]:
         """The current values, detached: theta changes when the model is trained further."""
-        return tuple(without_graph(parameter) for parameter in self.live_parameters)
+        return tuple([p.clone() if p.is_inference() else p.detach() for p in self.live_parameters])
 
     def __call__(self, parameters: Sequence[Tensor], inputs: Inputs, *, fused: bool = False) -> Tensor:
         """Return h(x; parameters): logits (N, C), (N, T, V) or predictions. Cost: one forward.
@@ -265,7 +255,7 @@ class ModelFunction:
         and for those that do not name their last layer by Hugging Face's `get_output_embeddings`.
         """
         if self._has_head is None:
-            self._has_head = _head(self.model) is not None and all(v.ndim == 2 for v in _values(inputs))
+            self._has_head = _head(self.model) is not None and all(v.ndim == 2 for v in tensors_in((inputs,)))
             if self._has_head:
                 with torch.no_grad():
                     two_tokens = take(inputs, (slice(0, 1), slice(0, 2)))
@@ -303,87 +293,57 @@ class ModelFunction:
         return reached
 
     def _run(self, parameters: Sequence[Tensor], inputs: Inputs, *, fused: bool) -> object:
-        check_mode(self.model)
+        """Return what forward gives at these values, or raise where it draws random numbers or changes a buffer.
+
+        In train mode forward sees copies of the buffers (in eval mode they are constants), so that the model and
+        the global generator are as before even where it raises.
+        """
+        training, model, states = check_mode(self.model), self.model, _random_states(self.device)
+        values = dict(zip(map(id, self.live_parameters), parameters, strict=True))
+        copies = {id(buffer): buffer.clone() for buffer in model.buffers()} if training else {}
+        swaps = tensor_swaps(model, values | copies) + (plain_lookups(model) if self._has_lookups else [])
         with (
             nullcontext() if fused else plain_attention(),
-            nullcontext() if fused or not self.has_recurrence else _plain_recurrence(),
-            plain_lookups(self.model),
-            deterministic(self.model, self.device) as buffers,
+            _plain_recurrence() if self.has_recurrence and not fused else nullcontext(),
+            swapped(swaps),
         ):
-            replaced = {**by_every_name(self.model, dict(zip(self.names, parameters, strict=True))), **buffers}
-            positional, named = forward_arguments(self.model, inputs)
             try:
-                with explained(self.model, inputs):
-                    given = {**self._keywords, **named}
-                    return functional_call(self.model, replaced, positional, given, tie_weights=False)
+                found = called(model, inputs, **self._keywords)
             except _HeadReachedError as end:
-                return end.head_input
-
-
-def forward_arguments(model: nn.Module, inputs: Inputs) -> tuple[tuple[Inputs, ...], dict[str, Any]]:
-    """Return what the forward takes by position and by name; nn.Sequential takes one thing, by position."""
-    if isinstance(inputs, Tensor):
-        return (inputs,), {}
-    if isinstance(model, nn.Sequential):
-        return ((next(iter(inputs.values())) if len(inputs) == 1 else inputs),), {}
-    return (), dict(inputs)
-
-
-@contextmanager
-def explained(model: nn.Module, inputs: Inputs) -> Iterator[None]:
-    """Raise a forward's error about its inputs again, with what they are and what to pass."""
-    try:
-        yield
-    except TypeError as error:
-        if "argument" in str(error) and isinstance(inputs, Mapping) and not isinstance(model, nn.Sequential):
-            raise TypeError(
-                f"the forward of {type(model).__name__} does not fit the inputs {sorted(inputs)} ({error}): a "
-                "mapping is handed over by name, so its names are the forward's arguments."
-            ) from error
-        if "argument" in str(error) and isinstance(inputs, Tensor) and "positional" in str(error):
-            raise TypeError(
-                f"the forward of {type(model).__name__} takes more than one input ({error}): pass a mapping by "
-                "the names of its arguments, ({'u': u, 'v': v}, targets)."
-            ) from error
-        if not (isinstance(model, nn.Sequential) and isinstance(inputs, Mapping) and len(inputs) > 1):
-            raise
-        raise TypeError(
-            f"nn.Sequential hands all of {sorted(inputs)} to its first module, as one mapping ({error}): "
-            "wrap it in a module whose forward takes them by name, or pass one tensor."
-        ) from error
-    except (RuntimeError, ValueError, IndexError) as error:
-        _refuse_not_functional(model, error)
-        values = _values(inputs)
-        kinds = {str(v.dtype) for v in values if not v.is_floating_point()}
-        if kinds and "type" in str(error):
-            raise TypeError(
-                f"the inputs are {', '.join(sorted(kinds))}, and the model does not take them ({error}): pass "
-                "inputs.float() where they are numbers, inputs.long() where they are tokens."
-            ) from error
-        if "same dtype" in str(error):
+                found = end.head_input
+        if not all(map(torch.equal, states, _random_states(self.device))):
+            torch.set_rng_state(states[0])
+            if self.device.type == "cuda":
+                torch.cuda.set_rng_state(states[1], self.device)
+            mode, way_out = (
+                ("train", "call model.eval() first") if training else ("eval", "its forward must not sample")
+            )
             raise ValueError(
-                f"the model mixes dtypes ({error}): convert all of it, frozen parts and buffers too, with "
-                "model.float() or model.double()."
-            ) from error
-        if isinstance(error, NotImplementedError) or not any(text in str(error) for text in _SHAPES):
-            raise
-        found = ", ".join(map(_described, values))
-        raise ValueError(
-            f"{type(model).__name__} does not take the inputs, {found} ({error}): pass them as model(inputs) "
-            "takes a batch, its first axis the examples."
-        ) from error
+                f"the model draws random numbers in {mode} mode, so its outputs depend on chance: {way_out}."
+            )
+        for name, buffer in model.named_buffers() if training else ():
+            if not copies[id(buffer)].is_inference() and copies[id(buffer)]._version > 0:
+                raise ValueError(
+                    f"the model changes its buffer '{name}' at each call in train mode, so it is no function of "
+                    "its parameters and one example: call model.eval() first."
+                )
+        return found
 
 
-def _refuse_not_functional(model: nn.Module, error: Exception) -> None:
-    """Raise again what torch.func says of a forward that it cannot differentiate."""
-    for text, why in (
-        ("saved tensor hooks", "checkpoints activations: turn that off, model.gradient_checkpointing_disable()"),
-        ("setup_context", "has an autograd.Function of its own: give it setup_context and jvp"),
-        ("mutate a captured Tensor", "writes into a tensor of its own, a buffer that counts say: leave that out"),
-        ("doesn't have storage", "packs sequences, or reads numbers out of tensors: pass them padded, not packed"),
-    ):
-        if text in str(error):
-            raise NotImplementedError(f"{type(model).__name__} {why} ({error})") from error
+def called(model: nn.Module, inputs: Inputs, **keywords: Any) -> object:
+    """Return what the model's forward gives; where it does not fit the inputs, the error says what to pass.
+
+    A mapping is handed over by name, but nn.Sequential takes one thing, by position.
+    """
+    try:
+        if isinstance(inputs, Tensor):
+            return model(inputs, **keywords)
+        if isinstance(model, nn.Sequential):
+            return model(next(iter(inputs.values())) if len(inputs) == 1 else inputs)
+        return model(**{**keywords, **inputs})
+    except (TypeError, RuntimeError, ValueError, IndexError) as error:
+        explain(model, inputs, error)
+        raise
 
 
 @contextmanager
@@ -420,15 +380,6 @@ def check_finite(outputs: Tensor) -> None:
             f"the model's outputs contain NaN or infinity (rows {rows} of a batch of {outputs.shape[0]}): "
             "check those inputs for NaN, and the parameters (a diverged training run leaves NaN weights)."
         )
-
-
-def _values(inputs: Inputs) -> list[Tensor]:
-    return [inputs] if isinstance(inputs, Tensor) else list(inputs.values())
-
-
-def _described(tensor: Tensor) -> str:
-    ids = not tensor.is_floating_point() and tensor.dtype != torch.bool and tensor.numel() > 0
-    return f"{tensor.dtype} {tuple(tensor.shape)}" + (f" from {tensor.min()} to {tensor.max()}" if ids else "")
 
 
 def logits_of(outputs: object) -> Tensor:

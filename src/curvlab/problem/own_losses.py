@@ -196,7 +196,7 @@ class FunctionLoss(OutputLoss):
     def total(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the sum over the examples; without weights by one call: the mean times their number."""
         if weights is not None:
-            return super().total(outputs, targets, weights)
+            return (weights * self.per_example(outputs, targets)).sum()
         return self._whole(outputs, targets) * len(outputs)
 
     def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:

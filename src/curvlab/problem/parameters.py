@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 NORMALIZATION = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -80,18 +80,3 @@ def checked_model(model: object) -> nn.Module:
             "first, with model.to_empty(device=...) and model.load_state_dict(...)"
         )
     return model
-
-
-def by_every_name(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the values of parameters by all of their names where weights are tied, by one in a module used twice.
-
-    `functional_call` finds ties itself, but where one module has two names it leaves the values in the model.
-    """
-    every = [
-        (f"{at}.{name}" if at else name, id(parameter))
-        for at, module in model.named_modules()
-        for name, parameter in module._parameters.items()
-    ]
-    ids = dict(every)
-    found = {ids[name]: value for name, value in values.items()}
-    return {name: found[key] for name, key in every if key in found}

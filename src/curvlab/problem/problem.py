@@ -116,7 +116,7 @@ class Problem(Shown):
             raise TypeError("pass model, loss and data, or a Problem in the place of the three")
         function = ModelFunction(model)
         check_mode(model)
-        memory = Memory(budget=memory_budget, given=batch_size is not None)
+        memory = Memory(budget=memory_budget, estimates=memory_budget is not None or batch_size is None)
         size = DEFAULT_BATCH_SIZE if batch_size is None else batch_size
         known, batches = output_loss(loss), Batches.of(function, cast("Data", data), batch_size=size)
         whole = cls(function, known, batches, memory, loss).tried()
@@ -188,7 +188,7 @@ class Problem(Shown):
         """Predictions in the whole data. Cost: one pass, once, where targets cannot be read without it."""
         return sum(self.loss.count(targets) for targets in self.data.targets())
 
-    @property
+    @cached_property
     def divisor(self) -> float:
         """n, by which a sum over `passes` is divided: see `sample` for that of a sample.
 
@@ -298,10 +298,6 @@ class Problem(Shown):
                 look(piece)
             yield from self.memory.pieces(piece, at_most)
 
-    def within_memory(self, compute: Callable[[], Value], *, num_columns: int = 1) -> Value:
-        """Return compute(), which reads `passes`; it starts again with smaller ones whenever memory runs out."""
-        return self.memory.run(compute, columns=num_columns)
-
     def map(
         self,
         compute: Callable[[Inputs, Tensor, Tensor | None], Value],
@@ -351,7 +347,8 @@ class Problem(Shown):
         if self.selected is not None:
             yield from self.selected
         elif self.weights is None:
-            yield from ((inputs, targets, None) for inputs, targets in self.data)
+            for inputs, targets in self.data:
+                yield inputs, targets, None
         else:
             kept = self.weights.to(self.dtype).nonzero().flatten()  # what rounds to 0 there is 0 as well
             for indices in kept.split(self.data.batch_size) if len(kept) else ():

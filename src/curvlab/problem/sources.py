@@ -19,7 +19,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from curvlab.problem.batch import Batch, collating, is_pair, take
+from curvlab.problem.batch import Batch, collating, is_pair, take, tensors_in
 from curvlab.problem.hugging_face import LABELS, PairFromMapping
 from curvlab.problem.repeatable import EACH_PASS, check_examples, check_passes, unchanged_random_state
 
@@ -38,21 +38,8 @@ class Pair:
 
     def __init__(self, pair: Batch, batch_size: int, *, is_moved: bool = False) -> None:
         self.inputs, self.targets = pair
+        self.tensors = tensors_in(pair)
         self.batch_size, self.is_moved = batch_size, is_moved
-        self._versions = self._versions_now()
-
-    def check(self) -> None:
-        """Raise a ValueError where a tensor was changed in place: counts and moved copies would be of the old."""
-        now = self._versions_now()
-        if any(now.get(tensor, version) != version for tensor, version in self._versions.items()):  # not of copies
-            raise ValueError(
-                "the data was changed in place after it was opened: open it anew (Problem.of, the operator), or "
-                "pass a clone of what is to change"
-            )
-
-    def _versions_now(self) -> dict[int, int]:
-        inputs = self.inputs.values() if isinstance(self.inputs, Mapping) else [self.inputs]
-        return {id(tensor): tensor._version for tensor in [*inputs, self.targets] if not tensor.is_inference()}
 
     def __len__(self) -> int:
         return len(self.targets)

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 
 from curvlab.arguments import not_negative, whole
 from curvlab.iterate import Checkpoint
 from curvlab.linalg import flatten, unflatten
 from curvlab.problem import Data, Loss, ModelFunction, Problem
 from curvlab.problem.batch import Batch, Inputs, num_examples
-from curvlab.problem.model_function import explained, forward_arguments, logits_of, plain_attention, plain_lookups
-from curvlab.problem.parameters import by_every_name, checked_model
+from curvlab.problem.model_function import (
+    called,
+    logits_of,
+    plain_attention,
+    plain_lookups,
+    swapped,
+    tensor_swaps,
+)
+from curvlab.problem.parameters import checked_model
 from curvlab.problem.records import Records
 from curvlab.training.descent import DescentState, Ensemble, EnsembleGradient, EnsembleOptimizer, descend
 from curvlab.training.schedules import BatchOrder, Schedule, ScheduleName, shuffled_batches
@@ -138,7 +144,7 @@ class EnsembleLosses:
         return {"data": self._data, "model": self.model, "example_weights": self.example_weights}
 
     def for_thread(self) -> EnsembleLosses:
-        """Return the same with a model of its own: `functional_call` changes the module while it runs."""
+        """Return the same with a model of its own: a call changes the module while it runs."""
         other = copy.copy(self)
         other.model = copy.deepcopy(self.model)
         other._forward = _forward(other.model, self.function, self._as_trained)
@@ -303,14 +309,13 @@ def unstack(positions: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 def _forward(
     model: nn.Module, function: ModelFunction, as_trained: bool
 ) -> Callable[[Sequence[Tensor], Inputs], Tensor]:
-    names = function.names
+    originals = [model.get_parameter(name) for name in function.names]
+    lookups = [] if as_trained else plain_lookups(model)
 
     # ModelFunction checks at every call that the model is deterministic; it did so in the pass over the data.
     def forward(values: Sequence[Tensor], inputs: Inputs) -> Tensor:
-        replaced = by_every_name(model, dict(zip(names, values, strict=True)))
-        with explained(model, inputs), nullcontext() if as_trained else plain_lookups(model):
-            arguments = forward_arguments(model, inputs)
-            return logits_of(functional_call(model, replaced, *arguments, tie_weights=False))
+        with swapped(tensor_swaps(model, dict(zip(map(id, originals), values, strict=True))) + lookups):
+            return logits_of(called(model, inputs))
 
     return forward
 

@@ -16,7 +16,7 @@ from curvlab.arguments import positive
 from curvlab.problem import Batches, Data, FunctionLoss, Problem, output_loss
 from curvlab.problem.batch import Inputs
 from curvlab.problem.closed_forms import refuse_ambiguous_classes
-from curvlab.problem.model_function import eval_mode, explained, forward_arguments, logits_of
+from curvlab.problem.model_function import called, eval_mode, logits_of
 from curvlab.problem.own_losses import LossFunction
 from curvlab.problem.parameters import checked_model
 from curvlab.problem.problem import checked_weights
@@ -137,9 +137,7 @@ def opened(
 
 def model_outputs(model: nn.Module, inputs: Inputs) -> Tensor:
     """Return what the model computes: a tensor, or the `.logits` of a Hugging Face model's record."""
-    positional, named = forward_arguments(model, inputs)
-    with explained(model, inputs):
-        return logits_of(model(*positional, **named))
+    return logits_of(called(model, inputs))
 
 
 def differs_in_training(model: nn.Module) -> str | None:

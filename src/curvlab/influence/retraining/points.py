@@ -163,7 +163,7 @@ class ProximalBregmanObjective:
         epsilon, num_columns = self._epsilon(columns), displacement.shape[1]
 
         def of_batch(inputs: Inputs, targets: Tensor, weights: Tensor | None) -> Tensor:
-            at_once = problem.memory.columns_at_once(num_columns)
+            at_once = min(problem.memory.columns, num_columns)
             blocks = zip(displacement.split(at_once, dim=1), epsilon.split(at_once), strict=True)
             found = [self._divergence_gradient(inputs, targets, weights, *block) for block in blocks]
             return found[0] if len(found) == 1 else torch.cat(found, dim=1)

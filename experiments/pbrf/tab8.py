@@ -105,24 +105,23 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             by_hessian.difference("lower-rate", "slow_two_stage", "two_stage"),
         ]
         results.append(_judge_cut_off(by_other))
-        results += _judge_signs(tables, claims, str(task))
+        results += _judge_signs(by_other)
     return results
 
 
-def _judge_signs(tables: dict[str, pd.DataFrame], claims: ClaimSheet, task: str) -> list[ClaimResult]:
+def _judge_signs(own: Judged) -> list[ClaimResult]:
     """Judge the slow two stages apart: of points whose error keeps its sign in further training, and of others.
 
     The points of a seed share its network: each seed counts once, by the mean over its points.
     """
     results, none = [], pd.DataFrame(columns=["task", "seed", "kept", "slow_two_stage"])  # see `_by_point`
-    points = tables.get("points", none)
-    points = points[points.task == task]
-    for name, own in (("sign-kept", points[points.kept > 0]), ("sign-lost", points[points.kept < 0])):
-        claim, values = claims.claim(name, of=task), own.groupby("seed").slow_two_stage.mean()
-        if own.empty:
+    points = own.tables.get("points", none).query("task == @own.task")
+    for name, such in (("sign-kept", points[points.kept > 0]), ("sign-lost", points[points.kept < 0])):
+        claim, values = own.claims.claim(name, of=own.task), such.groupby("seed").slow_two_stage.mean()
+        if such.empty:
             results.append(out_of_reach(claim, f"Of {len(points)} points none is such."))
             continue
-        why = f"{len(own)} of {len(points)} points; by seed: {', '.join(f'{value:.2f}' for value in values)}."
+        why = f"{len(such)} of {len(points)} points; by seed: {', '.join(f'{value:.2f}' for value in values)}."
         results.append(judge_claim(claim, *stats.mean(values), if_not_reproduced=why))
     return results
 

@@ -350,7 +350,7 @@ class Judged:
         return float(self.networks[has_one][f"{self.curvature} residual"].max(skipna=False))
 
     def too_short(self, estimate: str) -> str:
-        """Say so where the PBRF's descent is shorter than that of every LiSSA of the paper's list, unless exact."""
+        """Say so where the PBRF's descent is shorter than every LiSSA of the list; not of the exact estimate."""
         length, shortest = float(self.networks["PBRF length"].mean()), DEPTH / max(SCALES)
         if estimate == EXACT or not length < shortest:
             return ""

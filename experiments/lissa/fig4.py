@@ -64,7 +64,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     rows, constants = [], []
     for loaded in Task.each(run, cfg):
         task, own = loaded.trained(), loaded.settings
-        spectrum = units.spectrum(run, task, own)
+        spectrum = units.spectrum(task, own)
         rows += traces(run, task, own, spectrum)
         constants.append(constant_row(run, task, own, spectrum))
     table, measured = pd.DataFrame(rows), pd.DataFrame(constants)

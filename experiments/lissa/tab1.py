@@ -74,9 +74,9 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
 
 def row(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
     """Return what Table 1 has about one model, and what it assumes."""
-    spectrum = units.spectrum(run, task, cfg)
+    spectrum = units.spectrum(task, cfg)
     forms = units.trace_by_forms(task, **cfg.forms)
-    sketch = units.sketch(run, task, **cfg.sketch)
+    sketch = units.sketch(task, **cfg.sketch)
     constants = units.constants(task, **cfg.constant, trace=spectrum["trace"])
     bounds = constant_bounds(task, num_leading=cfg.constant.num_leading, num_random=cfg.constant.num_random)
     largest, size = spectrum["largest_eigenvalue"], task.num_parameters

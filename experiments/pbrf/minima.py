@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from curvlab.influence import ProximalBregmanObjective, ProximalNewton, loss_response
 from curvlab.influence.retraining import ProximalBregmanCost, SharedBatches
+from curvlab.lab import unit
 from curvlab.solvers import BlockConjugateGradient
 from experiments.pbrf.responses import Decomposition
 
@@ -68,10 +68,8 @@ def carried_on(points: Decomposition) -> dict[str, Tensor] | None:
     settings = network.settings.get("carried_on")
     if settings is None or network.settings.training.optimizer != "sgd":
         return None
-    key = points.key | {"carried_on": dict(settings), "num_test": len(network.test[1])}
-    key |= {"damping": network.settings.damping}
-    about, compute = f"PBRF carried on, {network.described}", partial(_carried_on, points)
-    return network.run.unit("pbrf/carried_on", key, compute, version=3, about=about, resumes=True)
+    key = {"num_test": len(network.test[1]), "damping": network.settings.damping}
+    return _carried_on(points, carried_on=dict(settings), **key)
 
 
 def num_steps(lr: float, damping: float, *, horizon: float, momentum: float) -> int:
@@ -89,7 +87,8 @@ def over_all(objective: Any, displacement: Tensor, indices: Tensor) -> tuple[Ten
     return values, gradients
 
 
-def _carried_on(points: Decomposition, unfinished: Path) -> dict[str, Any]:
+@unit("pbrf/carried_on", version=3, about="PBRF carried on, {seed_name}, seed {network_seed}", resumes=True)
+def _carried_on(points: Decomposition, /, *, checkpoint: Path, **_: Any) -> dict[str, Any]:
     network, settings, size = points.network, points.network.settings.carried_on, points.left_out.num_examples
     influence = points.displacement("gauss_newton")
     damping = network.settings.damping + network.settings.training.weight_decay
@@ -98,7 +97,7 @@ def _carried_on(points: Decomposition, unfinished: Path) -> dict[str, Any]:
         [torch.arange(size)] * wanted,
         lr=network.lr,
         momentum=settings.momentum,
-        checkpoint=unfinished / "carried_on.pt",
+        checkpoint=checkpoint / "carried_on.pt",
         progress=network.run.bar(f"PBRF carried on, {network.described}"),
     )
     objective, start = ProximalBregmanCost(points.left_out), torch.zeros_like(influence)
@@ -124,13 +123,12 @@ def small_weight(points: Decomposition) -> dict[str, Tensor] | None:
     settings = network.settings.get("small_weight")
     if settings is None:
         return None
-    key = points.key | {"small_weight": dict(settings), "num_test": len(network.test[1])}
-    key |= {"damping": network.settings.damping}
-    about, compute = f"PBRF of a small weight, {network.described}", partial(_small_weight, points)
-    return network.run.unit("pbrf/small_weight", key, compute, version=2, about=about)
+    key = {"num_test": len(network.test[1]), "damping": network.settings.damping}
+    return _small_weight(points, small_weight=dict(settings), **key)
 
 
-def _small_weight(points: Decomposition) -> dict[str, Any]:
+@unit("pbrf/small_weight", version=2, about="PBRF of a small weight, {seed_name}, seed {network_seed}")
+def _small_weight(points: Decomposition, /, **_: Any) -> dict[str, Any]:
     network, settings = points.network, points.network.settings.small_weight
     (inputs, targets), indices = network.train, points.points
     epsilon = -settings.fraction / len(targets)  # ours up-weights

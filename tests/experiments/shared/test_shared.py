@@ -141,7 +141,7 @@ def small_task(**changes: Any) -> TrainedTask:
 def test_trace_and_largest_eigenvalue_are_those_of_the_dense_matrix(stub_run) -> None:
     run = stub_run
     task = small_task(run=run)
-    found = spectrum(run, task, SETTINGS)
+    found = spectrum(task, SETTINGS)
     assert run.keys["spectrum/largest"] == {"seed_name": "linear", "model": "linear", "rtol": 0.01}
     dense = gauss_newton(task).to_dense().double()
     assert found["largest_eigenvalue"] == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=0.02)
@@ -149,7 +149,7 @@ def test_trace_and_largest_eigenvalue_are_those_of_the_dense_matrix(stub_run) ->
     assert found["trace_stderr"] == 0
     run.stored.clear()  # of the same key
     many = small_task(run=run, splits=SimpleNamespace(task="classification", num_outputs=1000))
-    by_probes = trace(run, many, SETTINGS)  # cheaper than a gradient for each of 1,000 classes
+    by_probes = trace(many, SETTINGS)  # cheaper than a gradient for each of 1,000 classes
     assert 0 < abs(by_probes["trace"] - float(dense.trace())) < 5 * by_probes["trace_stderr"]
 
 

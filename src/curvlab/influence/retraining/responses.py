@@ -152,8 +152,8 @@ def proximal_bregman_response(
         )
     response = optimizer.minimize(objective, generator=generator)
     if response.gradient_norm.isfinite().all() and not response.converged:
-        largest, worst = (own.item() for own in response.gradient_norm.max(0))
-        weight = objective.epsilon[worst].abs().item()
+        worst = int(response.gradient_norm.argmax())
+        largest, weight = float(response.gradient_norm[worst]), abs(float(objective.epsilon[worst]))
         advice = "Allow more steps, or take a smaller epsilon."
         if largest <= torch.finfo(dtype).eps / weight:  # rounding leaves less: 0.08 to 0.3 of it, as measured
             advice = f"Rounding hides the rest at epsilon = {weight:.1g} in {dtype}: take a larger epsilon"

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
@@ -23,7 +22,7 @@ from experiments.pbrf.responses import NORMS, Decomposition
 from experiments.shared import stats
 
 # Distances from θ^s beside the gaps: of the influence estimate, and of two responses.
-MOVES = {"moved": "", "moved by PBRF": "proximal_bregman", "moved by linearised": "linearised"}
+MOVES = {"moved": "influence", "moved by PBRF": "proximal_bregman", "moved by linearised": "linearised"}
 
 
 # ------------------------------------------------------------------------------------ compute
@@ -56,13 +55,8 @@ def gap_tables(run: Run, cfg: DictConfig, curvature: str, printed: str) -> dict[
             found = Decomposition(load_network(run, name, settings, seed), settings.num_points)
             network, place = found.network, {"task": found.network.label, "seed": seed}
             solved = found.is_solved(curvature)
-            pairs = GAPS | {move: (other or "influence", "base") for move, other in MOVES.items()}
-            measured = {
-                name: found.distance(*(curvature if end == "influence" else end for end in pair))
-                if solved or "influence" not in pair
-                else torch.full((len(found.points), len(NORMS)), math.nan)
-                for name, pair in pairs.items()
-            }
+            moves = {move: (other, "base") for move, other in MOVES.items()}
+            measured = found.distances(GAPS | moves, curvature)
             state = {key.replace("_", " "): value for key, value in found.base_state().items()}
             shown = {key: state[key] for key in ("train loss", "constant loss", "gradient norm", "test loss")}
             shown |= {"residual": found.influence(curvature)[1] if solved else math.nan}

@@ -27,10 +27,9 @@ from curvlab.influence import ProximalBregmanObjective, ProximalNewton, loss_res
 from curvlab.influence.retraining import ProximalBregmanCost, SharedBatches
 from curvlab.lab import unit
 from curvlab.solvers import BlockConjugateGradient
-from experiments.pbrf.responses import Decomposition
+from experiments.pbrf.responses import Decomposition, over_all
 
 MAX_DISTANCE = 10.0  # of a point from θ^s, in units of its influence estimate
-CHUNK = 512  # examples at a time
 REACHED = 0.1  # relative gradient norm up to which a point counts as at its minimum
 
 
@@ -38,7 +37,7 @@ REACHED = 0.1  # relative gradient norm up to which a point counts as at its min
 class Bounded:
     """An objective without pull on points further away than a bound (K,), so that one that leaves stops no other.
 
-    Examples are taken `CHUNK` at a time, so that a step may see all of them.
+    Examples are taken some at a time, see `over_all`, so that a step may see all of them.
     """
 
     def __init__(self, objective: Any, bound: Tensor) -> None:
@@ -75,16 +74,6 @@ def carried_on(points: Decomposition) -> dict[str, Tensor] | None:
 def num_steps(lr: float, damping: float, *, horizon: float, momentum: float) -> int:
     """Return the smallest T with ηλT/(1 - β) >= horizon."""
     return math.ceil(horizon * (1 - momentum) / (lr * damping) - 1e-9)
-
-
-def over_all(objective: Any, displacement: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Return values (K,) and gradients (K, P), means over as many examples as there are indices."""
-    values, gradients = torch.zeros_like(displacement[:, 0]), torch.zeros_like(displacement)
-    for chunk in indices.split(CHUNK):
-        share = len(chunk) / len(indices)
-        own = objective(displacement, chunk)
-        values, gradients = values + own[0] * share, gradients + own[1] * share
-    return values, gradients
 
 
 @unit("pbrf/carried_on", version=3, about="PBRF carried on, {seed_name}, seed {network_seed}", resumes=True)

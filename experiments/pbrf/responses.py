@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,6 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from curvlab.influence import directional_derivatives, loss_response
 from curvlab.influence.retraining import (
-    GAPS,
     RETRAINED,
     DownweightedCost,
     LeftOut,
@@ -35,6 +34,7 @@ from curvlab.training import TrainingDivergedError
 from experiments.pbrf.networks import NOTHING, Network, load_network
 from experiments.pbrf.solvers import SCALES, BunchKaufman, RepeatedLissa, descent, matrix_functions, series
 
+CHUNK = 512  # examples at a time
 DENSE = 5000  # parameters up to which all eigenvalues of the Hessian are computed, as `Direct` solves
 NORMS = ("per_example", "total")
 RESPONSES = RETRAINED | {"slow_warm": warm_optimum}  # the latter at the learning rate of the PBRF
@@ -174,10 +174,15 @@ class Decomposition:
         examples = self.network.settings.gap_examples
         return _distance(self.run, self, first, second, **ends, gap_examples=examples)["distance"]
 
-    def gaps(self, curvature: str) -> dict[str, Tensor]:
-        """Return the five gaps, (K, 2) each."""
-        pairs = {gap: [curvature if name == "influence" else name for name in pair] for gap, pair in GAPS.items()}
-        return {gap: self.distance(*pair) for gap, pair in pairs.items()}
+    def distances(self, pairs: Mapping[str, tuple[str, str]], curvature: str) -> dict[str, Tensor]:
+        """Return distances by name of pairs, where "influence" is that with a matrix; nan where not solved."""
+        nothing, solved = torch.full((len(self.groups), len(NORMS)), math.nan), self.is_solved(curvature)
+        return {
+            name: self.distance(*(curvature if end == "influence" else end for end in pair))
+            if solved or "influence" not in pair
+            else nothing
+            for name, pair in pairs.items()
+        }
 
     def apart(self, first: Tensor, second: Tensor) -> Tensor:
         """Return the distance between the outputs of two displacements, (K, 2), not stored."""
@@ -360,11 +365,8 @@ def _hessian_spectrum(network: Network, /, **_: Any) -> dict[str, Any]:
 
 @unit("pbrf/base_state", version=2)
 def _base_state(network: Network, /, **_: Any) -> dict[str, float]:
-    left_out = network.left_out([NOTHING])
-    zeros = torch.zeros_like(left_out.base)[None]
-    cost, size, gradient = DownweightedCost(left_out), left_out.num_examples, torch.zeros_like(zeros)
-    for indices in torch.arange(size).split(512):
-        gradient += cost(zeros, indices)[1] * (len(indices) / size)
+    left_out, everything = network.left_out([NOTHING]), torch.arange(len(network.train[1]))
+    _, gradient = over_all(DownweightedCost(left_out), torch.zeros_like(left_out.base)[None], everything)
     test = LeftOut(network.model, network.loss, network.test, [NOTHING], damping=1.0)
     return {
         "train_loss": float(left_out.losses.start_losses.mean()),
@@ -372,6 +374,16 @@ def _base_state(network: Network, /, **_: Any) -> dict[str, float]:
         "test_loss": float(test.losses.start_losses.mean()),
         "constant_loss": constant_loss(network.loss, network.train[1]),
     }
+
+
+def over_all(objective: Any, displacement: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Return values (K,) and gradients (K, P), means over as many examples as there are indices."""
+    values, gradients = torch.zeros_like(displacement[:, 0]), torch.zeros_like(displacement)
+    for chunk in indices.split(CHUNK):
+        share = len(chunk) / len(indices)
+        own = objective(displacement, chunk)
+        values, gradients = values + own[0] * share, gradients + own[1] * share
+    return values, gradients
 
 
 def constant_loss(loss: nn.Module, targets: Tensor) -> float:

@@ -33,8 +33,8 @@ from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.data.tokens import IGNORED
 from curvlab.lab.names import reader_names
 from curvlab.linalg import LinearOperator
+from experiments.lissa.constant_bounds import constant_bounds
 from experiments.shared import spectrum as units
-from experiments.shared.constant_bounds import constant_bounds
 from experiments.shared.spectrum import SEQUENCES_AT_A_TIME, gauss_newton
 from experiments.shared.task import Task, TrainedTask
 from experiments.shared.worst_case import largest

@@ -103,7 +103,7 @@ def _forest(ax: Axes, own: pd.DataFrame, column: str) -> None:
     printed = own.drop_duplicates("name")[[paper, f"{paper} low", f"{paper} high"]].apply(pd.to_numeric)
     for place, (number, low, high) in enumerate(printed.itertuples(index=False)):
         if np.isfinite(number):
-            hollow = {"facecolors": "none", "edgecolors": "black"}
+            hollow: dict[str, Any] = {"facecolors": "none", "edgecolors": "black"}
             ax.scatter(number, place, 50, marker="D", zorder=4, label="the paper's", **hollow)
         elif np.isfinite(low):
             ax.barh(place, high - low, 0.8, low, color="black", alpha=0.15, label="the paper's range")

@@ -366,7 +366,7 @@ def _hessian_spectrum(network: Network, /, **_: Any) -> dict[str, Any]:
 @unit("pbrf/base_state", version=2)
 def _base_state(network: Network, /, **_: Any) -> dict[str, float]:
     left_out, everything = network.left_out([NOTHING]), torch.arange(len(network.train[1]))
-    _, gradient = over_all(DownweightedCost(left_out), torch.zeros_like(left_out.base)[None], everything)
+    gradient = over_all(DownweightedCost(left_out), torch.zeros_like(left_out.base)[None], everything)[1]
     test = LeftOut(network.model, network.loss, network.test, [NOTHING], damping=1.0)
     return {
         "train_loss": float(left_out.losses.start_losses.mean()),

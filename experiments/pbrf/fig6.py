@@ -272,10 +272,8 @@ def _of_task(claims: ClaimSheet, task: str, seeds: pd.DataFrame, networks: pd.Da
     found, area = (seeds.pivot_table(index="seed", columns="method", values=name) for name in (MARK, "area"))
     best = str(area[[AREA, CONFIDENT]].mean().idxmax())
     nothing = pd.Series(dtype=float)  # of a task without PBRF
-    pbrf, of = (
-        found.get(PBRF, nothing),
-        {name: networks.get(f"spearman {name}", nothing) for name in ("own", "total")},
-    )
+    pbrf = found.get(PBRF, nothing)
+    of = {name: networks.get(f"spearman {name}", nothing) for name in ("own", "total")}
     values = {
         "pbrf-finds-most": pbrf,
         "pbrf-beats-random": pbrf - found[RANDOM],
@@ -305,11 +303,8 @@ def _of_task(claims: ClaimSheet, task: str, seeds: pd.DataFrame, networks: pd.Da
     for name, column in values.items():
         claim, why = claims.claim(name, of=task), f"{state} {more.get(name, '')}"
         reason = absent if column.isna().all() else begun if name in OF_PBRF else ""
-        results.append(
-            out_of_reach(claim, reason)
-            if reason
-            else judge_claim(claim, *stats.mean(column), if_not_reproduced=why)
-        )
+        judged = out_of_reach(claim, reason) if reason else None
+        results.append(judged or judge_claim(claim, *stats.mean(column), if_not_reproduced=why))
     return results
 
 

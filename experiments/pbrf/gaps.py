@@ -227,6 +227,7 @@ def mean_ratio(of: np.ndarray, by: np.ndarray) -> float:
 
 # ------------------------------------------------------------------------------------ draw
 MOST = 2  # tasks of the headline picture
+ENDS = {"value": "mean", "low": "low", "high": "high"}
 SMALLEST = 5e-4  # where the paper's 0.000 stands
 NOTE = (
     "distance of outputs per example, mean over the points left out; bars: 95 % t interval over seeds\n"
@@ -285,18 +286,11 @@ def gap_figure(
 
 def _sizes(row: pd.Series, solver: str) -> list[dict[str, Any]]:
     rows = [{"name": "influence moves outputs by", "value": row.moved}]
+    of = {"solver": solver.replace("exact", "LiSSA") if row.get("estimate") == LISSA else solver}
     for gap in GAPS:
-        ends = {end: row[f"{gap} per_example {end}"] for end in ("low", "high")}
+        own = {name: row[f"{gap} per_example {end}"] for name, end in ENDS.items()}
         paper = np.maximum(row.get(f"{gap} paper mean", np.nan), SMALLEST)
-        of = solver.replace("exact", "LiSSA") if row.get("estimate") == LISSA else solver
-        rows.append(
-            {
-                "name": LABELS[gap] + (of if gap == "solver" else ""),
-                "value": row[f"{gap} per_example mean"],
-                "paper": paper,
-            }
-            | ends
-        )
+        rows.append(own | {"name": LABELS[gap] + of.get(gap, ""), "paper": paper})
     return [{"curvlab": "curvlab", "low": np.nan, "high": np.nan, "paper": np.nan} | each for each in rows]
 
 

@@ -13,11 +13,11 @@ own length, with nothing tuned, predict it; the exact inverse, which no retraini
 so less. All scalings stand beside the exact solve and that filter. At `laptop`, at the rates that the validation
 loss chooses, the PBRF is far shorter on MNIST than on the tables: of the paper's 6,000 images the smallest rate
 of its grid ends at the lowest validation loss, of 600 the last that was offered. A plain gradient, of length
-zero, correlates with the PBRF by 0.69 on 6,000 images, 0.86 on 600, and badly on Concrete and Energy (tried on one
-or two of the same networks): neither end of the scale predicts it as its own length does. On MNIST no scaling of
-the list is as short as the PBRF: the largest has a length of 10. At a larger rate, about as long as on the tables,
-MNIST is fitted: there the filter predicts the linearised retraining exactly, and the PBRF less, since that leaves
-its linearisation.
+zero, predicts the PBRF on MNIST better than the exact estimate and worse than the filter, badly on Concrete and
+Energy (tried once on the same networks): neither end of the scale predicts it as its own length does. On MNIST no
+scaling of the list is as short as the PBRF: the largest has a length of 10. At a larger rate, about as long as on
+the tables, MNIST is fitted: there the filter predicts the linearised retraining exactly, and the PBRF less, since
+that leaves its linearisation.
 
 At `paper` the tables have 20 points in double precision, three seeds, and Concrete another rate than at `laptop`,
 0.1 for 0.3, whose validation losses differ by a hundredth: its PBRF is three times shorter, so is LiSSA's best

@@ -103,7 +103,7 @@ def _of_task(task: TrainedTask, cfg: DictConfig) -> dict[str, Rows]:
     start = Systems.at(task, 0.0, points, test)
     trace = largest = math.nan
     if None in (cfg.damping, cfg.step_size, cfg.batch_size):  # or else nothing asks for them
-        measured = spectrum(task.run, task, cfg)
+        measured = spectrum(task, cfg)
         trace, largest = measured["trace"], measured["largest_eigenvalue"]
     damping = cfg.damping if cfg.damping is not None else cfg.damping_ratio * largest
     systems = dataclasses.replace(start, damping=damping)

@@ -33,8 +33,8 @@ from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.data.tokens import IGNORED
 from curvlab.lab.names import reader_names
 from curvlab.linalg import LinearOperator
+from experiments.lissa.constant_bounds import constant_bounds
 from experiments.shared import spectrum as units
-from experiments.shared.constant_bounds import constant_bounds
 from experiments.shared.spectrum import SEQUENCES_AT_A_TIME, gauss_newton
 from experiments.shared.task import Task, TrainedTask
 from experiments.shared.worst_case import largest
@@ -64,7 +64,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     rows, constants = [], []
     for loaded in Task.each(run, cfg):
         task, own = loaded.trained(), loaded.settings
-        spectrum = units.spectrum(run, task, own)
+        spectrum = units.spectrum(task, own)
         rows += traces(run, task, own, spectrum)
         constants.append(constant_row(run, task, own, spectrum))
     table, measured = pd.DataFrame(rows), pd.DataFrame(constants)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from curvlab.influence import per_example_gradients
 from curvlab.lab import unit
-from experiments.shared.spectrum import drawn_examples, gauss_newton
+from curvlab.problem import stack
+from experiments.shared.spectrum import gauss_newton
 from experiments.shared.task import TrainedTask
 
 
@@ -61,7 +62,7 @@ def _unit_gradients(task: TrainedTask, num: int, generator: torch.Generator) -> 
     """Return gradients of training examples, (num, P) or this rank's part of them, each divided by its norm."""
     sizes = task.tensor_sizes
     operator: Any = gauss_newton(task)
-    examples = drawn_examples(task, num, generator)
+    examples = stack(task.train, torch.randperm(task.num_train, generator=generator)[:num])
     if operator.num_rows == operator.shape[0]:
         gradients = per_example_gradients(task.model, task.loss, examples, batch_size=16)
         gradients = gradients / torch.linalg.vector_norm(gradients, dim=1, keepdim=True).clamp(min=1e-30)

@@ -30,9 +30,10 @@ from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, Interval, out_of_
 from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.names import reader_names
 from curvlab.solvers import lissa_hyperparameters
+from experiments.lissa import sketches
+from experiments.lissa.constant_bounds import UNSATURATED_LOSS, constant_bounds
 from experiments.papers import FOLDER
 from experiments.shared import spectrum as units
-from experiments.shared.constant_bounds import UNSATURATED_LOSS, constant_bounds
 from experiments.shared.task import Task, TrainedTask
 from experiments.shared.worst_case import farthest_ratio, judge_row, largest
 
@@ -74,9 +75,9 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
 
 def row(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
     """Return what Table 1 has about one model, and what it assumes."""
-    spectrum = units.spectrum(run, task, cfg)
-    forms = units.trace_by_forms(task, **cfg.forms)
-    sketch = units.sketch(run, task, **cfg.sketch)
+    spectrum = units.spectrum(task, cfg)
+    forms = sketches.trace_by_forms(task, **cfg.forms)
+    sketch = sketches.sketch(task, **cfg.sketch)
     constants = units.constants(task, **cfg.constant, trace=spectrum["trace"])
     bounds = constant_bounds(task, num_leading=cfg.constant.num_leading, num_random=cfg.constant.num_random)
     largest, size = spectrum["largest_eigenvalue"], task.num_parameters

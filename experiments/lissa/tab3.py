@@ -32,6 +32,7 @@ from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, out_of_reach
 from curvlab.lab.claims import judge as judge_claim
 from curvlab.lab.claims.intervals import MIN_SAMPLES, Interval, bootstrap_interval
 from curvlab.lab.names import reader_names
+from experiments.lissa import sketches
 from experiments.lissa.gradient_sketches import gradient_pairs
 from experiments.lissa.tab1 import MODELS, paper_numbers
 from experiments.shared import spectrum as units
@@ -82,16 +83,16 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
 
 def row(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
     """Return what Table 3 has about one model, both sketches, and the two inequalities."""
-    spectrum = units.spectrum(run, task, cfg)
+    spectrum = units.spectrum(task, cfg)
     num_tensors = len(task.tensor_sizes)
-    chunk_size = cfg.sketch.get("chunk_size", units.SKETCH_CHUNK)
-    dense = units.sketch(run, task, size=cfg.sketch.size, chunk_size=chunk_size)
+    chunk_size = cfg.sketch.get("chunk_size", sketches.SKETCH_CHUNK)
+    dense = sketches.sketch(task, size=cfg.sketch.size, chunk_size=chunk_size)
     size = math.ceil(cfg.sketch.size / num_tensors)
-    per_tensor = units.sketch(run, task, size=size, per_tensor=True, chunk_size=chunk_size)
+    per_tensor = sketches.sketch(task, size=size, per_tensor=True, chunk_size=chunk_size)
     pairs = cfg.frobenius
-    norm = units.frobenius(run, task, num_pairs=pairs.num_pairs, batch_size=pairs.batch_size)
+    norm = sketches.frobenius(task, num_pairs=pairs.num_pairs, batch_size=pairs.batch_size)
     columns = pairs.get("chunk_size", units.TRACE_CHUNK)
-    full = units.frobenius(run, task, num_pairs=pairs.num_probes, batch_size=None, chunk_size=columns)
+    full = sketches.frobenius(task, num_pairs=pairs.num_probes, batch_size=None, chunk_size=columns)
     trace, largest = spectrum["trace"], spectrum["largest_eigenvalue"]
     return {
         "task": task.label,
@@ -123,14 +124,14 @@ def repeated_sketches(run: Run, task: TrainedTask, cfg: DictConfig) -> list[dict
     """Return one row for each sketch: dense and per-tensor with equally many products, several of each."""
     if cfg.repeated.num_products is None:
         return []
-    largest = units.spectrum(run, task, cfg)["largest_eigenvalue"]
+    largest = units.spectrum(task, cfg)["largest_eigenvalue"]
     num_tensors = len(task.tensor_sizes)
     sizes = {"dense": cfg.repeated.num_products, "per tensor": math.ceil(cfg.repeated.num_products / num_tensors)}
     rows = []
     repetitions = range(1, cfg.repeated.num_repetitions + 1)
     for form, size in sizes.items():
         for repetition in run.progress(repetitions, f"{form} sketches {task.label}"):
-            found = units.sketch(run, task, size=size, per_tensor=form == "per tensor", repetition=repetition)
+            found = sketches.sketch(task, size=size, per_tensor=form == "per tensor", repetition=repetition)
             place = {"task": task.label, "form": form, "rows": found["rows"], "repetition": repetition}
             rows.append({**place, "value": found["value"], "lambda_max": largest})
     return rows

@@ -103,14 +103,8 @@ def _forest(ax: Axes, own: pd.DataFrame, column: str) -> None:
     printed = own.drop_duplicates("name")[[paper, f"{paper} low", f"{paper} high"]].apply(pd.to_numeric)
     for place, (number, low, high) in enumerate(printed.itertuples(index=False)):
         if np.isfinite(number):
-            look: dict[str, Any] = {
-                "marker": "D",
-                "s": 50,
-                "facecolors": "none",
-                "edgecolors": "black",
-                "zorder": 4,
-            }
-            ax.scatter(number, place, label="the paper's", **look)
+            hollow: dict[str, Any] = {"facecolors": "none", "edgecolors": "black"}
+            ax.scatter(number, place, 50, marker="D", zorder=4, label="the paper's", **hollow)
         elif np.isfinite(low):
             ax.barh(place, high - low, 0.8, low, color="black", alpha=0.15, label="the paper's range")
     panels.rule(ax, x=0, linestyle="-")

@@ -52,6 +52,7 @@ COEFFICIENTS = {"pearson": False, "spearman": True}  # of ranks
 WAYS = {"over_test": "over test examples", "over_points": "over points", "pooled": "over all pairs"}
 NO_LISSA = "LiSSA is not computed at this preset; the value is the exact estimate's."
 NO_EXACT = "The exact estimate is not computed at this preset."
+WEAK = "So short a descent is nearly linear, and the filter is the closed form of a linear one: weak evidence."
 MIN_POINTS = 2  # at their minimum, for a correlation of theirs
 PBRF = "proximal_bregman"
 CENTRAL = ("cold", "warm", PBRF, "linearised")  # responses of Tables 6 and 7
@@ -314,7 +315,7 @@ class Judged:
         others = ", ".join(
             f"{other} {values(other, 'over_test').mean(skipna=False):.2f}" for other in self.estimates
         )
-        short = self.too_short() if PBRF in responses and chosen.startswith("LiSSA") else ""
+        short = self.too_short(chosen) if PBRF in responses else ""
         few = " With one seed nothing is decided." if len(found) == 1 else ""
         why = f"By {chosen}: {ways}. Over test examples by {others}.{few}{short} {self.solved()}"
         result = judge(claim, *statistic(found), if_not_reproduced=why)
@@ -325,7 +326,8 @@ class Judged:
     def reachable(self, result: ClaimResult, estimate: str, why: str) -> ClaimResult:
         """Return the result with its explanation; out of reach where the network decides nothing (`arrived`).
 
-        How far the retraining has got is not asked: what predicts one that is cut off is the question.
+        How far the retraining has got is not asked, as it is of pbrf-tab5's claims: those compare sizes with the
+        exact estimate, which a short one is far from; here what predicts one that is cut off is the question.
         """
         own = self.networks
         learned = bool((own.train_loss < own.constant_loss).all())
@@ -347,12 +349,13 @@ class Judged:
         has_one = self.networks.seed.isin(self.values(PBRF, estimate=EXACT).index)
         return float(self.networks[has_one][f"{self.curvature} residual"].max(skipna=False))
 
-    def too_short(self) -> str:
-        """Say so where the PBRF's descent is shorter than that of every LiSSA of the paper's list."""
+    def too_short(self, estimate: str) -> str:
+        """Say so where the PBRF's descent is shorter than every LiSSA of the list; not of the exact estimate."""
         length, shortest = float(self.networks["PBRF length"].mean()), DEPTH / max(SCALES)
-        if not length < shortest:
+        if estimate == EXACT or not length < shortest:
             return ""
-        return f" The PBRF's length, {length:.2g}, is below that of every LiSSA of the list, {shortest:g} or more."
+        text = f" The PBRF's length, {length:.2g}, is below that of every LiSSA of the list, {shortest:g} or more."
+        return f"{text} {WEAK}" if estimate == OWN_LENGTH else text
 
     def solved(self) -> str:
         """Say how well the exact estimate was solved, and of the Hessian, what its matrix is."""

@@ -176,9 +176,8 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
 
 def _measured(found: Decomposition) -> Iterable[dict[str, Any]]:
     """Yield the gaps of one network at one level, a row for each group and gap."""
-    pairs = {"whole": ("cold", CURVATURE), "moved": (CURVATURE, "base"), "retrained": ("cold", "base")}
-    pairs |= {BY_LINEARISED: ("linearised", "base")}
-    gaps = found.gaps(CURVATURE) | {name: found.distance(*pair) for name, pair in pairs.items()}
+    pairs = {"whole": ("cold", "influence"), "moved": ("influence", "base"), "retrained": ("cold", "base")}
+    gaps = found.distances(GAPS | pairs | {BY_LINEARISED: ("linearised", "base")}, CURVATURE)
     lissa = found.lissa_at_smallest(CURVATURE)
     gaps |= {f"{name} by LiSSA": lissa[name] for name in ("solver", "moved") if lissa}
     for gap, values in gaps.items():

@@ -31,7 +31,6 @@ labels, starts and orders of batches.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,7 +49,7 @@ from curvlab.influence import (
     self_influence,
 )
 from curvlab.influence.retraining import LeftOut, ProximalBregmanCost, SharedBatches, proximal_bregman_warm_optimum
-from curvlab.lab import Computed, Run, Target, panels, plots, task_settings
+from curvlab.lab import Computed, Run, Target, panels, plots, task_settings, unit
 from curvlab.lab.claims import ClaimResult, ClaimSheet, out_of_reach
 from curvlab.lab.claims import judge as judge_claim
 from curvlab.training import TrainingDivergedError, shuffled_batches
@@ -178,13 +177,11 @@ def _influence(task: CorruptedTask) -> dict[str, Any]:
     """Return `own` and `total`, (N,), in units of some points, or of some probes, so that little is lost."""
     settings, found = task.settings, []
     probes, at_once = settings.influence.num_probes, settings.points_at_once
-    key = task.key | {"damping": settings.damping, "rtol": settings.influence.rtol}
+    key = {"damping": settings.damping, "rtol": settings.influence.rtol, "at_once": at_once, "num_probes": probes}
     parts = len(_chunks(task)) if probes is None else math.ceil(probes / at_once)
-    name = "fig6/influence" if probes is None else "fig6/influence_probes"
+    of_part = _of_points if probes is None else _of_probes
     for part in task.run.progress(range(parts), f"influence {task.described}"):
-        unit = key | {"part": part, "at_once": at_once, "num_probes": probes}
-        about = f"influence of {task.described}, part {part + 1} of {parts}"
-        found.append(task.run.unit(name, unit, partial(_influence_part, task, part), version=1, about=about))
+        found.append(of_part(task, part=part, **key))
     residual = max(part["residual"] for part in found)
     if probes is None:
         return {n: torch.cat([part[n] for part in found]) for n in ("own", "total")} | {"residual": residual}
@@ -193,29 +190,34 @@ def _influence(task: CorruptedTask) -> dict[str, Any]:
     return {"own": own, "total": found[0]["total"], "residual": residual}
 
 
-def _influence_part(task: CorruptedTask, part: int) -> dict[str, Any]:
+def _influence_part(task: CorruptedTask, /, *, part: int, at_once: int, num_probes: int | None, **_: Any) -> dict:
     """Solve for one part: the gradients of its points, or its probes."""
     settings, data = task.settings, (task.model, task.loss, task.train_data)
-    probes, at_once = settings.influence.num_probes, settings.points_at_once
     more = {"damping": settings.damping, "columns": at_once, "rtol": settings.influence.rtol}
     more |= {"generator": task.run.generator(f"influence {part}", task.seed_name, task.seed)}
-    points = _chunks(task)[part] if probes is None else None
-    count = None if probes is None else min(at_once, probes - part * at_once)
+    points = _chunks(task)[part] if num_probes is None else None
+    count = None if num_probes is None else min(at_once, num_probes - part * at_once)
     found = self_influence(*data, points=points, num_probes=count, **more)
     task.run.add_matvecs(found.num_matvecs)
     return {"own": found.own, "total": found.total, "residual": found.residual, "num_probes": count}
 
 
+_ABOUT = "influence of {seed_name}, seed {network_seed}, part {part}"
+_of_points = unit("fig6/influence", version=1, about=_ABOUT)(_influence_part)
+_of_probes = unit("fig6/influence_probes", version=1, about=_ABOUT)(_influence_part)
+
+
 def _pbrf(task: CorruptedTask) -> dict[str, Tensor]:
     """Return `own`, `total` and `gradient_norm`, (N,), in units of some points."""
-    settings, chunks, found = task.settings, _chunks(task), []
-    key = task.key | {"damping": settings.damping, "descent": dict(settings.descent)}
-    for part, points in enumerate(task.run.progress(chunks, f"PBRF {task.described}")):
-        unit = key | {"part": part, "at_once": settings.points_at_once}
-        about = f"PBRF of {task.described}, part {part + 1} of {len(chunks)}"
-        compute = partial(_responses, task, points)
-        found.append(task.run.unit("fig6/pbrf", unit, compute, version=1, about=about))
+    settings, chunks = task.settings, task.run.progress(_chunks(task), f"PBRF {task.described}")
+    key = {"damping": settings.damping, "descent": dict(settings.descent), "at_once": settings.points_at_once}
+    found = [_pbrf_part(task, points, part=part, **key) for part, points in enumerate(chunks)]
     return {name: torch.cat([part[name] for part in found]) for name in found[0]}
+
+
+@unit("fig6/pbrf", version=1, about="PBRF of {seed_name}, seed {network_seed}, part {part}")
+def _pbrf_part(task: CorruptedTask, points: Tensor, /, **_: Any) -> dict[str, Any]:
+    return _responses(task, points)
 
 
 def _responses(task: CorruptedTask, points: Tensor) -> dict[str, Any]:
@@ -270,10 +272,8 @@ def _of_task(claims: ClaimSheet, task: str, seeds: pd.DataFrame, networks: pd.Da
     found, area = (seeds.pivot_table(index="seed", columns="method", values=name) for name in (MARK, "area"))
     best = str(area[[AREA, CONFIDENT]].mean().idxmax())
     nothing = pd.Series(dtype=float)  # of a task without PBRF
-    pbrf, of = (
-        found.get(PBRF, nothing),
-        {name: networks.get(f"spearman {name}", nothing) for name in ("own", "total")},
-    )
+    pbrf = found.get(PBRF, nothing)
+    of = {name: networks.get(f"spearman {name}", nothing) for name in ("own", "total")}
     values = {
         "pbrf-finds-most": pbrf,
         "pbrf-beats-random": pbrf - found[RANDOM],
@@ -303,11 +303,8 @@ def _of_task(claims: ClaimSheet, task: str, seeds: pd.DataFrame, networks: pd.Da
     for name, column in values.items():
         claim, why = claims.claim(name, of=task), f"{state} {more.get(name, '')}"
         reason = absent if column.isna().all() else begun if name in OF_PBRF else ""
-        results.append(
-            out_of_reach(claim, reason)
-            if reason
-            else judge_claim(claim, *stats.mean(column), if_not_reproduced=why)
-        )
+        judged = out_of_reach(claim, reason) if reason else None
+        results.append(judged or judge_claim(claim, *stats.mean(column), if_not_reproduced=why))
     return results
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
 
@@ -23,7 +22,7 @@ from experiments.pbrf.responses import NORMS, Decomposition
 from experiments.shared import stats
 
 # Distances from θ^s beside the gaps: of the influence estimate, and of two responses.
-MOVES = {"moved": "", "moved by PBRF": "proximal_bregman", "moved by linearised": "linearised"}
+MOVES = {"moved": "influence", "moved by PBRF": "proximal_bregman", "moved by linearised": "linearised"}
 
 
 # ------------------------------------------------------------------------------------ compute
@@ -56,13 +55,8 @@ def gap_tables(run: Run, cfg: DictConfig, curvature: str, printed: str) -> dict[
             found = Decomposition(load_network(run, name, settings, seed), settings.num_points)
             network, place = found.network, {"task": found.network.label, "seed": seed}
             solved = found.is_solved(curvature)
-            pairs = GAPS | {move: (other or "influence", "base") for move, other in MOVES.items()}
-            measured = {
-                name: found.distance(*(curvature if end == "influence" else end for end in pair))
-                if solved or "influence" not in pair
-                else torch.full((len(found.points), len(NORMS)), math.nan)
-                for name, pair in pairs.items()
-            }
+            moves = {move: (other, "base") for move, other in MOVES.items()}
+            measured = found.distances(GAPS | moves, curvature)
             state = {key.replace("_", " "): value for key, value in found.base_state().items()}
             shown = {key: state[key] for key in ("train loss", "constant loss", "gradient norm", "test loss")}
             shown |= {"residual": found.influence(curvature)[1] if solved else math.nan}
@@ -233,6 +227,7 @@ def mean_ratio(of: np.ndarray, by: np.ndarray) -> float:
 
 # ------------------------------------------------------------------------------------ draw
 MOST = 2  # tasks of the headline picture
+ENDS = {"value": "mean", "low": "low", "high": "high"}
 SMALLEST = 5e-4  # where the paper's 0.000 stands
 NOTE = (
     "distance of outputs per example, mean over the points left out; bars: 95 % t interval over seeds\n"
@@ -291,18 +286,11 @@ def gap_figure(
 
 def _sizes(row: pd.Series, solver: str) -> list[dict[str, Any]]:
     rows = [{"name": "influence moves outputs by", "value": row.moved}]
+    of = {"solver": solver.replace("exact", "LiSSA") if row.get("estimate") == LISSA else solver}
     for gap in GAPS:
-        ends = {end: row[f"{gap} per_example {end}"] for end in ("low", "high")}
+        own = {name: row[f"{gap} per_example {end}"] for name, end in ENDS.items()}
         paper = np.maximum(row.get(f"{gap} paper mean", np.nan), SMALLEST)
-        of = solver.replace("exact", "LiSSA") if row.get("estimate") == LISSA else solver
-        rows.append(
-            {
-                "name": LABELS[gap] + (of if gap == "solver" else ""),
-                "value": row[f"{gap} per_example mean"],
-                "paper": paper,
-            }
-            | ends
-        )
+        rows.append(own | {"name": LABELS[gap] + of.get(gap, ""), "paper": paper})
     return [{"curvlab": "curvlab", "low": np.nan, "high": np.nan, "paper": np.nan} | each for each in rows]
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,11 @@ from torch import Tensor
 
 from curvlab.influence import ProximalBregmanObjective, ProximalNewton, loss_response
 from curvlab.influence.retraining import ProximalBregmanCost, SharedBatches
+from curvlab.lab import unit
 from curvlab.solvers import BlockConjugateGradient
-from experiments.pbrf.responses import Decomposition
+from experiments.pbrf.responses import Decomposition, over_all
 
 MAX_DISTANCE = 10.0  # of a point from θ^s, in units of its influence estimate
-CHUNK = 512  # examples at a time
 REACHED = 0.1  # relative gradient norm up to which a point counts as at its minimum
 
 
@@ -38,7 +37,7 @@ REACHED = 0.1  # relative gradient norm up to which a point counts as at its min
 class Bounded:
     """An objective without pull on points further away than a bound (K,), so that one that leaves stops no other.
 
-    Examples are taken `CHUNK` at a time, so that a step may see all of them.
+    Examples are taken some at a time, see `over_all`, so that a step may see all of them.
     """
 
     def __init__(self, objective: Any, bound: Tensor) -> None:
@@ -68,10 +67,8 @@ def carried_on(points: Decomposition) -> dict[str, Tensor] | None:
     settings = network.settings.get("carried_on")
     if settings is None or network.settings.training.optimizer != "sgd":
         return None
-    key = points.key | {"carried_on": dict(settings), "num_test": len(network.test[1])}
-    key |= {"damping": network.settings.damping}
-    about, compute = f"PBRF carried on, {network.described}", partial(_carried_on, points)
-    return network.run.unit("pbrf/carried_on", key, compute, version=3, about=about, resumes=True)
+    key = {"num_test": len(network.test[1]), "damping": network.settings.damping}
+    return _carried_on(points, carried_on=dict(settings), **key)
 
 
 def num_steps(lr: float, damping: float, *, horizon: float, momentum: float) -> int:
@@ -79,17 +76,8 @@ def num_steps(lr: float, damping: float, *, horizon: float, momentum: float) -> 
     return math.ceil(horizon * (1 - momentum) / (lr * damping) - 1e-9)
 
 
-def over_all(objective: Any, displacement: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Return values (K,) and gradients (K, P), means over as many examples as there are indices."""
-    values, gradients = torch.zeros_like(displacement[:, 0]), torch.zeros_like(displacement)
-    for chunk in indices.split(CHUNK):
-        share = len(chunk) / len(indices)
-        own = objective(displacement, chunk)
-        values, gradients = values + own[0] * share, gradients + own[1] * share
-    return values, gradients
-
-
-def _carried_on(points: Decomposition, unfinished: Path) -> dict[str, Any]:
+@unit("pbrf/carried_on", version=3, about="PBRF carried on, {seed_name}, seed {network_seed}", resumes=True)
+def _carried_on(points: Decomposition, /, *, checkpoint: Path, **_: Any) -> dict[str, Any]:
     network, settings, size = points.network, points.network.settings.carried_on, points.left_out.num_examples
     influence = points.displacement("gauss_newton")
     damping = network.settings.damping + network.settings.training.weight_decay
@@ -98,7 +86,7 @@ def _carried_on(points: Decomposition, unfinished: Path) -> dict[str, Any]:
         [torch.arange(size)] * wanted,
         lr=network.lr,
         momentum=settings.momentum,
-        checkpoint=unfinished / "carried_on.pt",
+        checkpoint=checkpoint / "carried_on.pt",
         progress=network.run.bar(f"PBRF carried on, {network.described}"),
     )
     objective, start = ProximalBregmanCost(points.left_out), torch.zeros_like(influence)
@@ -124,13 +112,12 @@ def small_weight(points: Decomposition) -> dict[str, Tensor] | None:
     settings = network.settings.get("small_weight")
     if settings is None:
         return None
-    key = points.key | {"small_weight": dict(settings), "num_test": len(network.test[1])}
-    key |= {"damping": network.settings.damping}
-    about, compute = f"PBRF of a small weight, {network.described}", partial(_small_weight, points)
-    return network.run.unit("pbrf/small_weight", key, compute, version=2, about=about)
+    key = {"num_test": len(network.test[1]), "damping": network.settings.damping}
+    return _small_weight(points, small_weight=dict(settings), **key)
 
 
-def _small_weight(points: Decomposition) -> dict[str, Any]:
+@unit("pbrf/small_weight", version=2, about="PBRF of a small weight, {seed_name}, seed {network_seed}")
+def _small_weight(points: Decomposition, /, **_: Any) -> dict[str, Any]:
     network, settings = points.network, points.network.settings.small_weight
     (inputs, targets), indices = network.train, points.points
     epsilon = -settings.fraction / len(targets)  # ours up-weights

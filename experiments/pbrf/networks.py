@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -149,23 +149,19 @@ def load_network(run: Run, name: str, settings: DictConfig, seed: int) -> Networ
     """
     task, lr = Task.load(run, name, settings), settings.training.get("lr")
     if isinstance(lr, ListConfig):
-        first = _at_start(task, seed=0)
         by = settings.training.get("select_by", "loss")
         if by not in SELECTED_BY:
             raise ValueError(f"unknown training.select_by '{by}': choose one of {', '.join(SELECTED_BY)}")
-        key = first.key | {"grid": list(lr), "select_by": by}
-        compute = partial(_learning_rate, first, [float(rate) for rate in lr], by)
-        about = f"choosing the learning rate of {first.label}"
-        lr = run.unit("pbrf/learning_rate", key, compute, version=2, about=about)["lr"]
+        lr = _learning_rate(_at_start(task, seed=0), grid=list(lr), select_by=by)["lr"]
     network = replace(_at_start(task, seed), lr=math.nan if lr is None else float(lr))
-
-    def trained(unfinished: Path) -> dict[str, Any]:
-        return {"parameters": network.end_of_base_run(unfinished).cpu()}
-
-    key, about = network.key | {"lr": lr}, f"training {network.described}"
-    stored = run.unit("pbrf/base", key, trained, version=1, about=about, resumes=True)
+    stored = _base(network, lr=lr)
     vector_to_parameters(stored["parameters"].to(network.initial), network.model.parameters())
-    return replace(network, network_key=key)
+    return replace(network, network_key=network.key | {"lr": lr})
+
+
+@unit("pbrf/base", version=1, about="training {seed_name}, seed {network_seed}", resumes=True)
+def _base(network: Network, /, *, checkpoint: Path, **_: Any) -> dict[str, Any]:
+    return {"parameters": network.end_of_base_run(checkpoint).cpu()}
 
 
 def _at_start(task: Task, seed: int) -> Network:
@@ -186,26 +182,27 @@ def _at_start(task: Task, seed: int) -> Network:
     )
 
 
-def _learning_rate(network: Network, grid: list[float], by: str) -> dict[str, Any]:
+@unit("pbrf/learning_rate", version=2, about="choosing the learning rate of {seed_name}")
+def _learning_rate(network: Network, /, *, grid: list[float], select_by: str, **_: Any) -> dict[str, Any]:
     """Return the rate with the lowest final loss, or the highest accuracy, on a tenth of the training set.
 
     The tenth is held out. Of equal accuracies the one with the lower loss is taken.
     """
-    size = len(network.train[1])
+    size, grid = len(network.train[1]), [float(rate) for rate in grid]
     order = torch.randperm(size, generator=network.generator("pbrf validation"))
     held_out, kept = order.split([size // 10, size - size // 10])
     inputs, targets = network.train
     own, held = replace(network, train=(inputs[kept], targets[kept])), (inputs[held_out], targets[held_out])
     rates = network.run.progress(grid, f"learning rates of {network.label}")
-    found = [_validated(network.run, replace(own, lr=lr), held, **network.key, lr=lr) for lr in rates]
+    found = [_validated(replace(own, lr=lr), held, lr=lr) for lr in rates]
     losses, accuracies = ([each[name] for each in found] for name in ("loss", "accuracy"))
-    best = min(range(len(grid)), key=lambda i: (-accuracies[i] if by == "accuracy" else 0.0, losses[i]))
+    best = min(range(len(grid)), key=lambda i: (-accuracies[i] if select_by == "accuracy" else 0.0, losses[i]))
     return {"lr": grid[best], "grid": grid, "losses": losses, "accuracies": accuracies}
 
 
 @unit("pbrf/validated", version=1, about="training {seed_name} at a learning rate of {lr:g}", resumes=True)
 def _validated(
-    run: Run, network: Network, held_out: tuple[Tensor, Tensor], /, *, checkpoint: Path, **_: Any
+    network: Network, held_out: tuple[Tensor, Tensor], /, *, checkpoint: Path, **_: Any
 ) -> dict[str, float]:
     """Return `loss` and `accuracy` (0 where outputs are no classes) after training; inf and 0 if that diverges."""
     diverged = {"loss": math.inf, "accuracy": 0.0}

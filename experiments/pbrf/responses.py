@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from curvlab.influence import directional_derivatives, loss_response
 from curvlab.influence.retraining import (
-    GAPS,
     RETRAINED,
     DownweightedCost,
     LeftOut,
@@ -29,12 +28,13 @@ from curvlab.influence.retraining import (
     two_stage_optimum,
     warm_optimum,
 )
-from curvlab.lab import Run, task_settings
+from curvlab.lab import Run, task_settings, unit
 from curvlab.spectrum import top_eigenvalues
 from curvlab.training import TrainingDivergedError
 from experiments.pbrf.networks import NOTHING, Network, load_network
 from experiments.pbrf.solvers import SCALES, BunchKaufman, RepeatedLissa, descent, matrix_functions, series
 
+CHUNK = 512  # examples at a time
 DENSE = 5000  # parameters up to which all eigenvalues of the Hessian are computed, as `Direct` solves
 NORMS = ("per_example", "total")
 RESPONSES = RETRAINED | {"slow_warm": warm_optimum}  # the latter at the learning rate of the PBRF
@@ -87,6 +87,11 @@ class Decomposition:
         return self.network.left_out(self.groups)
 
     @property
+    def run(self) -> Run:
+        """The network's."""
+        return self.network.run
+
+    @property
     def key(self) -> dict[str, Any]:
         """What the points depend on."""
         return self.network.key | {"num_points": self.num_points, "fraction": self.fraction}
@@ -122,60 +127,23 @@ class Decomposition:
 
     def influence(self, curvature: str) -> tuple[Tensor, float]:
         """Return the displacements of the influence estimate, (K, P), and its largest relative residual."""
-        found = self._solved(curvature)
+        found = _influence(self, **self._more(curvature))
         return found["displacement"].to(self.left_out.base), found["residual"]
 
     def _stored(self, name: str) -> Tensor:
-        about = f"{name} response, {self.network.described}"
-        compute = partial(self._respond, name)
-        stored = self.network.run.unit(
-            "pbrf/response", self._key(name), compute, version=2, about=about, resumes=True
-        )
-        return stored["displacement"].to(self.left_out.base)
+        return _response(self, **self._more(name))["displacement"].to(self.left_out.base)
 
-    def _key(self, name: str) -> dict[str, Any]:
-        """Return what a displacement depends on; the damping does not enter cold and warm start."""
-        settings, key = self.network.settings, self.key | {"response": name}
+    def _more(self, name: str) -> dict[str, Any]:
+        """Return what a displacement depends on beside the points; the damping enters no cold or warm start."""
+        settings, more = self.network.settings, dict[str, Any](response=name)
         if name in CURVATURES:
-            key |= {"solver": dict(settings.influence[name])}
+            more |= {"solver": dict(settings.influence[name])}
         if name in ("proximal_bregman", "linearised", "slow_warm", "slow_two_stage"):
-            key |= {"bregman_lr_divisor": settings.bregman_lr_divisor}
+            more |= {"bregman_lr_divisor": settings.bregman_lr_divisor}
         undamped = name in ("cold", *TWO_STAGES, *TWO_STAGES.values())
-        return key if undamped else key | {"damping": settings.damping}
+        return more if undamped else more | {"damping": settings.damping}
 
-    def _respond(self, name: str, unfinished: Path) -> dict[str, Any]:
-        network = self.network
-        minimizer = network.minimizer(name, unfinished)
-        # The retraining with nothing left out that D.2 subtracts goes along as one more group.
-        pairs = name in TWO_STAGES.values()
-        left_out = network.left_out([*self.groups, NOTHING]) if pairs else self.left_out
-        try:
-            if name == "cold":
-                moved = cold_optimum(left_out, minimizer, initial=network.initial)
-            else:
-                moved = RESPONSES[name](left_out, minimizer)
-        except TrainingDivergedError:
-            moved = torch.full((len(left_out.groups), len(network.initial)), math.nan)
-        return {"displacement": moved.cpu()}
-
-    def _solved(self, curvature: str) -> dict[str, Any]:
-        network = self.network
-
-        def compute() -> dict[str, Any]:
-            solver: Any = instantiate(network.settings.influence[curvature])
-            # H + λI at a network that has not converged has eigenvalues on both sides of zero and next to it. In
-            # single precision its rounding is larger than those.
-            left_out = self._in_double() if isinstance(solver, BunchKaufman) else self.left_out
-            generator = network.generator("pbrf influence", network.seed)
-            found, solution = influence_estimate(left_out, solver, curvature=curvature, generator=generator)  # type: ignore[arg-type]
-            network.run.add_matvecs(solution.num_matvecs)
-            known = {"num_negative": getattr(solution, "num_negative", None)}
-            return {"displacement": found.cpu(), "residual": float(solution.residual.max())} | known
-
-        about = f"influence by {curvature}, {network.described}"
-        return network.run.unit("pbrf/influence", self._key(curvature), compute, version=2, about=about)
-
-    def _in_double(self) -> LeftOut:
+    def in_double(self) -> LeftOut:
         """Return the groups left out of a network and data in double precision."""
         network = self.network
         inputs, targets = (t.to(torch.float64) if t.is_floating_point() else t for t in network.train)
@@ -202,20 +170,22 @@ class Decomposition:
 
         Per example (divided by √N), and over all N examples, also where only a part of them was compared.
         """
+        ends = {end: self.key | self._more(name) for end, name in (("first", first), ("second", second))}
+        examples = self.network.settings.gap_examples
+        return _distance(self.run, self, first, second, **ends, gap_examples=examples)["distance"]
 
-        def compute() -> dict[str, Any]:
-            return {"distance": self._distance(self.displacement(first), self.displacement(second))}
+    def distances(self, pairs: Mapping[str, tuple[str, str]], curvature: str) -> dict[str, Tensor]:
+        """Return distances by name of pairs, where "influence" is that with a matrix; nan where not solved."""
+        nothing, solved = torch.full((len(self.groups), len(NORMS)), math.nan), self.is_solved(curvature)
+        return {
+            name: self.distance(*(curvature if end == "influence" else end for end in pair))
+            if solved or "influence" not in pair
+            else nothing
+            for name, pair in pairs.items()
+        }
 
-        key = {"first": self._key(first), "second": self._key(second)}
-        key |= {"gap_examples": self.network.settings.gap_examples}
-        return self.network.run.unit("pbrf/distance", key, compute, version=2)["distance"]
-
-    def gaps(self, curvature: str) -> dict[str, Tensor]:
-        """Return the five gaps, (K, 2) each."""
-        pairs = {gap: [curvature if name == "influence" else name for name in pair] for gap, pair in GAPS.items()}
-        return {gap: self.distance(*pair) for gap, pair in pairs.items()}
-
-    def _distance(self, first: Tensor, second: Tensor) -> Tensor:
+    def apart(self, first: Tensor, second: Tensor) -> Tensor:
+        """Return the distance between the outputs of two displacements, (K, 2), not stored."""
         found = output_gaps(self.network.model, self._compared, {"a": first, "b": second})["a-b"].per_example
         return torch.stack([found, found * len(self.network.train[1]) ** 0.5], dim=1)
 
@@ -232,29 +202,15 @@ class Decomposition:
     # -------------------------------------------------------------------------------- changes of losses
     def loss_changes(self, name: str) -> Tensor:
         """Return the changes of the test losses when the network moves to a displacement, (num_test, K)."""
-        network = self.network
-
-        def compute() -> dict[str, Any]:
-            columns = self.displacement(name).double().T
-            return {
-                "changes": loss_response(network.model, network.loss, network.test, columns, epsilon=1.0).cpu()
-            }
-
-        key = self._key(name) | {"num_test": len(network.test[1])}
-        return network.run.unit("pbrf/loss_changes", key, compute, version=2)["changes"]
+        return _loss_changes(self, **self._more(name), num_test=len(self.network.test[1]))["changes"]
 
     def predicted_changes(self, curvature: str) -> Tensor:
         """Return the first-order changes of the test losses by influence, Eq. 20, (num_test, K)."""
+        return _predicted_changes(self, **self._more(curvature), num_test=len(self.network.test[1]))["changes"]
 
-        def compute() -> dict[str, Any]:
-            return {"changes": self._predicted(self.displacement(curvature))}
-
-        key = self._key(curvature) | {"num_test": len(self.network.test[1])}
-        return self.network.run.unit("pbrf/predicted_changes", key, compute, version=2)["changes"]
-
-    def _predicted(self, displacement: Tensor) -> Tensor:
-        network = self.network
-        columns = displacement.T.contiguous()
+    def predicted(self, displacement: Tensor) -> Tensor:
+        """Return the first-order changes of the test losses at displacements (K, P), (num_test, K), not stored."""
+        network, columns = self.network, displacement.T.contiguous()
         return directional_derivatives(network.model, network.loss, network.test, columns).double().cpu()
 
     # -------------------------------------------------------------------------------- LiSSA
@@ -270,11 +226,15 @@ class Decomposition:
         network, settings = self.network, self.network.settings.get("lissa")
         if settings is None:
             return {}
-        key: dict[str, Any] = {"linearised": self._key("linearised"), "curvature": curvature}
-        key |= {"lissa": dict(settings)}
-        key |= {"num_test": len(network.test[1]), "gap_examples": network.settings.gap_examples}
-        about, compute = f"LiSSA by {curvature}, {network.described}", partial(self._truncated, curvature)
-        found = network.run.unit("pbrf/lissa", key, compute, version=1, about=about)
+        found = _lissa(
+            self.run,
+            self,
+            linearised=self.key | self._more("linearised"),
+            curvature=curvature,
+            lissa=dict(settings),
+            num_test=len(network.test[1]),
+            gap_examples=network.settings.gap_examples,
+        )
         names = found["names"]
         return {name: {part: found[part][i] for part in found if part != "names"} for i, name in enumerate(names)}
 
@@ -286,35 +246,6 @@ class Decomposition:
                 return known[name] | {"name": name}
         return {}
 
-    def _truncated(self, curvature: str) -> dict[str, Any]:
-        network, settings = self.network, self.network.settings.lissa
-        operator, b = curvature_operator(self.left_out, curvature), -self.left_out.pull.T.contiguous()  # type: ignore[arg-type]
-        length = network.length("proximal_bregman")
-        functions = {} if math.isnan(length) else {OWN_LENGTH: descent(length)}
-        if settings.batch_size is None:
-            functions |= {lissa_name(scale): series(scale, settings.num_steps) for scale in SCALES}
-        found = matrix_functions(operator, b, functions, rtol=settings.rtol, max_steps=settings.max_steps)
-        network.run.add_matvecs(found.num_matvecs)
-        values, change = found.values, found.change
-        for scale in SCALES if settings.batch_size is not None else ():
-            generator = network.generator("pbrf lissa", network.seed, curvature, scale)
-            solver = RepeatedLissa(settings.batch_size, settings.num_steps, settings.num_repeats, [scale])
-            solution = solver.solve(operator, b, generator=generator)
-            network.run.add_matvecs(solution.num_matvecs)
-            values[lissa_name(scale)], change[lissa_name(scale)] = solution.x, math.nan
-        parts: dict[str, list[Any]] = {"predicted": [], "solver": [], "moved": [], "change": list(change.values())}
-        for columns in values.values():
-            moved = columns.T.contiguous().to(self.left_out.base)
-            finite = bool(moved.isfinite().all())
-            parts["predicted"].append(self._predicted(moved) if finite else self._nothing(len(network.test[1])))
-            for name, other in (("solver", "linearised"), ("moved", "base")):
-                apart = self._distance(moved, self.displacement(other)) if finite else self._nothing(2).T
-                parts[name].append(apart)
-        return {"names": list(values)} | parts
-
-    def _nothing(self, rows: int) -> Tensor:
-        return torch.full((rows, len(self.groups)), math.nan, dtype=torch.float64)
-
     # -------------------------------------------------------------------------------- the network
     def hessian_spectrum(self) -> dict[str, float]:
         """Return `smallest`, `num_below` and `nearest` of the eigenvalues μ of the cost's Hessian at θ^s, with L2.
@@ -324,22 +255,11 @@ class Decomposition:
         by Lanczos, from above; the other two are nan, but for `num_below` where `BunchKaufman` counted it.
         """
         network, damping = self.network, self.network.settings.damping
-        operator = curvature_operator(network.left_out([NOTHING]), "hessian")
-
-        def compute() -> dict[str, Any]:
-            if len(network.initial) <= DENSE:
-                dense = operator.to_dense().double()
-                return {"eigenvalues": torch.linalg.eigvalsh((dense + dense.T) / 2).cpu() - damping}
-            generator = network.generator("pbrf lanczos", network.seed)
-            found = top_eigenvalues(-1.0 * operator, rtol=1e-2, max_matvecs=60, generator=generator)
-            network.run.add_matvecs(found.num_matvecs)
-            return {"eigenvalues": -found.values - damping}
-
-        about = f"eigenvalues of the Hessian, {network.described}"
-        stored = network.run.unit("pbrf/hessian_spectrum", network.key, compute, version=1, about=about)
-        found = stored["eigenvalues"]
+        found = _hessian_spectrum(network)["eigenvalues"]
         known = len(found) == len(network.initial)
-        num_below = self._solved("hessian")["num_negative"] if self.is_solved("hessian") else None
+        num_below = (
+            _influence(self, **self._more("hessian"))["num_negative"] if self.is_solved("hessian") else None
+        )
         if num_below is None:
             num_below = float((found < -damping).sum()) if known else math.nan
         nearest = float((found + damping).abs().min()) if known else math.nan
@@ -350,24 +270,120 @@ class Decomposition:
 
         With `constant_loss`, the training loss of the best constant outputs: above it nothing was learned.
         """
-        network = self.network
+        return _base_state(self.network, num_test=len(self.network.test[1]))
 
-        def compute() -> dict[str, Any]:
-            left_out = network.left_out([NOTHING])
-            zeros = torch.zeros_like(left_out.base)[None]
-            cost, size, gradient = DownweightedCost(left_out), left_out.num_examples, torch.zeros_like(zeros)
-            for indices in torch.arange(size).split(512):
-                gradient += cost(zeros, indices)[1] * (len(indices) / size)
-            test = LeftOut(network.model, network.loss, network.test, [NOTHING], damping=1.0)
-            return {
-                "train_loss": float(left_out.losses.start_losses.mean()),
-                "gradient_norm": float(gradient.norm()),
-                "test_loss": float(test.losses.start_losses.mean()),
-                "constant_loss": constant_loss(network.loss, network.train[1]),
-            }
 
-        key = network.key | {"num_test": len(network.test[1])}
-        return network.run.unit("pbrf/base_state", key, compute, version=2)
+# ------------------------------------------------------------------------------------ units of work
+@unit("pbrf/response", version=2, about="{response} response, {seed_name}, seed {network_seed}", resumes=True)
+def _response(points: Decomposition, /, *, response: str, checkpoint: Path, **_: Any) -> dict[str, Any]:
+    network = points.network
+    minimizer = network.minimizer(response, checkpoint)
+    # The retraining with nothing left out that D.2 subtracts goes along as one more group.
+    pairs = response in TWO_STAGES.values()
+    left_out = network.left_out([*points.groups, NOTHING]) if pairs else points.left_out
+    try:
+        if response == "cold":
+            moved = cold_optimum(left_out, minimizer, initial=network.initial)
+        else:
+            moved = RESPONSES[response](left_out, minimizer)
+    except TrainingDivergedError:
+        moved = torch.full((len(left_out.groups), len(network.initial)), math.nan)
+    return {"displacement": moved.cpu()}
+
+
+@unit("pbrf/influence", version=2, about="influence by {response}, {seed_name}, seed {network_seed}")
+def _influence(points: Decomposition, /, *, response: Any, **_: Any) -> dict[str, Any]:
+    network = points.network
+    solver: Any = instantiate(network.settings.influence[response])
+    # H + λI at a network that has not converged has eigenvalues on both sides of zero and next to it. In single
+    # precision its rounding is larger than those.
+    left_out = points.in_double() if isinstance(solver, BunchKaufman) else points.left_out
+    generator = network.generator("pbrf influence", network.seed)
+    found, solution = influence_estimate(left_out, solver, curvature=response, generator=generator)
+    network.run.add_matvecs(solution.num_matvecs)
+    known = {"num_negative": getattr(solution, "num_negative", None)}
+    return {"displacement": found.cpu(), "residual": float(solution.residual.max())} | known
+
+
+@unit("pbrf/distance", version=2)
+def _distance(_: Run, points: Decomposition, one: str, other: str, /, **_key: Any) -> dict[str, Any]:
+    return {"distance": points.apart(points.displacement(one), points.displacement(other))}
+
+
+@unit("pbrf/loss_changes", version=2)
+def _loss_changes(points: Decomposition, /, *, response: str, **_: Any) -> dict[str, Any]:
+    network, columns = points.network, points.displacement(response).double().T
+    return {"changes": loss_response(network.model, network.loss, network.test, columns, epsilon=1.0).cpu()}
+
+
+@unit("pbrf/predicted_changes", version=2)
+def _predicted_changes(points: Decomposition, /, *, response: str, **_: Any) -> dict[str, Any]:
+    return {"changes": points.predicted(points.displacement(response))}
+
+
+@unit("pbrf/lissa", version=1, about="LiSSA by {curvature}, {linearised[seed_name]}")
+def _lissa(run: Run, points: Decomposition, /, *, curvature: Any, num_test: int, **_: Any) -> dict[str, Any]:
+    """Return what `truncated` has of each estimate, in lists, and their `names`."""
+    network, settings = points.network, points.network.settings.lissa
+    operator, b = curvature_operator(points.left_out, curvature), -points.left_out.pull.T.contiguous()
+    length = network.length("proximal_bregman")
+    functions = {} if math.isnan(length) else {OWN_LENGTH: descent(length)}
+    if settings.batch_size is None:
+        functions |= {lissa_name(scale): series(scale, settings.num_steps) for scale in SCALES}
+    found = matrix_functions(operator, b, functions, rtol=settings.rtol, max_steps=settings.max_steps)
+    run.add_matvecs(found.num_matvecs)
+    values, change = found.values, found.change
+    for scale in SCALES if settings.batch_size is not None else ():
+        generator = network.generator("pbrf lissa", network.seed, curvature, scale)
+        solver = RepeatedLissa(settings.batch_size, settings.num_steps, settings.num_repeats, [scale])
+        solution = solver.solve(operator, b, generator=generator)
+        run.add_matvecs(solution.num_matvecs)
+        values[lissa_name(scale)], change[lissa_name(scale)] = solution.x, math.nan
+    parts: dict[str, list[Any]] = {"predicted": [], "solver": [], "moved": [], "change": list(change.values())}
+    nothing = torch.full((num_test, len(points.groups)), math.nan, dtype=torch.float64)
+    for columns in values.values():
+        moved = columns.T.contiguous().to(points.left_out.base)
+        finite = bool(moved.isfinite().all())
+        parts["predicted"].append(points.predicted(moved) if finite else nothing)
+        for name, other in (("solver", "linearised"), ("moved", "base")):
+            apart = points.apart(moved, points.displacement(other)) if finite else nothing[:2].T
+            parts[name].append(apart)
+    return {"names": list(values)} | parts
+
+
+@unit("pbrf/hessian_spectrum", version=1, about="eigenvalues of the Hessian, {seed_name}, seed {network_seed}")
+def _hessian_spectrum(network: Network, /, **_: Any) -> dict[str, Any]:
+    operator, damping = curvature_operator(network.left_out([NOTHING]), "hessian"), network.settings.damping
+    if len(network.initial) <= DENSE:
+        dense = operator.to_dense().double()
+        return {"eigenvalues": torch.linalg.eigvalsh((dense + dense.T) / 2).cpu() - damping}
+    generator = network.generator("pbrf lanczos", network.seed)
+    found = top_eigenvalues(-1.0 * operator, rtol=1e-2, max_matvecs=60, generator=generator)
+    network.run.add_matvecs(found.num_matvecs)
+    return {"eigenvalues": -found.values - damping}
+
+
+@unit("pbrf/base_state", version=2)
+def _base_state(network: Network, /, **_: Any) -> dict[str, float]:
+    left_out, everything = network.left_out([NOTHING]), torch.arange(len(network.train[1]))
+    gradient = over_all(DownweightedCost(left_out), torch.zeros_like(left_out.base)[None], everything)[1]
+    test = LeftOut(network.model, network.loss, network.test, [NOTHING], damping=1.0)
+    return {
+        "train_loss": float(left_out.losses.start_losses.mean()),
+        "gradient_norm": float(gradient.norm()),
+        "test_loss": float(test.losses.start_losses.mean()),
+        "constant_loss": constant_loss(network.loss, network.train[1]),
+    }
+
+
+def over_all(objective: Any, displacement: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Return values (K,) and gradients (K, P), means over as many examples as there are indices."""
+    values, gradients = torch.zeros_like(displacement[:, 0]), torch.zeros_like(displacement)
+    for chunk in indices.split(CHUNK):
+        share = len(chunk) / len(indices)
+        own = objective(displacement, chunk)
+        values, gradients = values + own[0] * share, gradients + own[1] * share
+    return values, gradients
 
 
 def constant_loss(loss: nn.Module, targets: Tensor) -> float:

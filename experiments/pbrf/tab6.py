@@ -13,19 +13,18 @@ own length, with nothing tuned, predict it; the exact inverse, which no retraini
 so less. All scalings stand beside the exact solve and that filter. At `laptop`, at the rates that the validation
 loss chooses, the PBRF is far shorter on MNIST than on the tables: of the paper's 6,000 images the smallest rate
 of its grid ends at the lowest validation loss, of 600 the last that was offered. A plain gradient, of length
-zero, predicts the PBRF well on 600 images and badly on Concrete and Energy (tried once on the same networks): on
-the tables neither end of the scale predicts it, on MNIST the exact one does not, and no scaling of the list is
-as short as the PBRF: the largest has a length of 10. At a larger rate, about as long as on the tables, MNIST is
-fitted: there the filter predicts the linearised retraining exactly, and the PBRF less, since that leaves its
-linearisation.
+zero, predicts the PBRF on MNIST better than the exact estimate and worse than the filter, badly on Concrete and
+Energy (tried once on the same networks): neither end of the scale predicts it as its own length does. On MNIST no
+scaling of the list is as short as the PBRF: the largest has a length of 10. At a larger rate, about as long as on
+the tables, MNIST is fitted: there the filter predicts the linearised retraining exactly, and the PBRF less, since
+that leaves its linearisation.
 
 At `paper` the tables have 20 points in double precision, three seeds, and Concrete another rate than at `laptop`,
 0.1 for 0.3, whose validation losses differ by a hundredth: its PBRF is three times shorter, so is LiSSA's best
 descent; truncated influence predicts it as well, exact influence less. MNIST is laptop's very run: 128 hidden
 units for the paper's 1,024, four points, five of its seven rates. The Krylov space that LiSSA's mean is taken in
 had converged; LiSSA itself, run on one network of Concrete in batches of 128 with the paper's five repeats,
-predicts as well as its mean, nearly. Squared errors are without 1/2, so λ
-and σ are twice those with it.
+predicts as well as its mean, nearly. Squared errors are without 1/2, so λ and σ are twice those with it.
 
 Which correlation the paper means it does not say; see `correlation_tables`. Judged: for each left-out point over
 the test examples, then the mean over the points; intervals are over seeds, which change the initial weights, the

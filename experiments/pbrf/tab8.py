@@ -16,14 +16,7 @@ At the base run's rate each goes ten times as far as the PBRF. Both readings are
 Influence weighs a point by its error at θ^s, two stages by its errors while training goes on: of a point
 whose error changes its sign they go against influence, and points.csv tells these points apart.
 
-Which correlation the paper means it does not say; see `correlation_tables`. Judged: for each left-out point over
-the test examples, then the mean over the points; intervals are over seeds, which change the initial weights, the
-batches and the points; fewer than three decide nothing.
-
-H + λI is not definite at a network that has not converged: solved exactly, influence with it is no minimum of the
-PBRF, linearised or not (Eq. 46 holds for G alone), and where an eigenvalue of H lies near -λ, its direction
-dominates. LiSSA predicts the PBRF there only at scalings so large that its steps end before such directions grow.
-networks.csv counts the eigenvalues below -λ.
+Which correlation is judged stands in pbrf-tab6, what the Hessian's exact estimate is worth in pbrf-tab7.
 """
 
 from __future__ import annotations
@@ -93,7 +86,7 @@ def _by_point(points: Decomposition) -> Iterator[dict[str, float]]:
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge every task by the Hessian's influence, as in the table, the other beside it: LiSSA, then exact."""
-    tables, results = dict(computed), []
+    tables, results = dict(computed), []  # read once
     for task in tables["table"].task.unique():
         by_hessian, by_other = (Judged(tables, claims, str(task), name) for name in ("hessian", "gauss_newton"))
         for prefix, estimates in {"": (by_hessian.lissa(), by_other.lissa()), "exact-": (EXACT, EXACT)}.items():
@@ -105,24 +98,23 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             by_hessian.difference("lower-rate", "slow_two_stage", "two_stage"),
         ]
         results.append(_judge_cut_off(by_other))
-        results += _judge_signs(tables, claims, str(task))
+        results += _judge_signs(by_other)
     return results
 
 
-def _judge_signs(tables: dict[str, pd.DataFrame], claims: ClaimSheet, task: str) -> list[ClaimResult]:
+def _judge_signs(own: Judged) -> list[ClaimResult]:
     """Judge the slow two stages apart: of points whose error keeps its sign in further training, and of others.
 
     The points of a seed share its network: each seed counts once, by the mean over its points.
     """
     results, none = [], pd.DataFrame(columns=["task", "seed", "kept", "slow_two_stage"])  # see `_by_point`
-    points = tables.get("points", none)
-    points = points[points.task == task]
-    for name, own in (("sign-kept", points[points.kept > 0]), ("sign-lost", points[points.kept < 0])):
-        claim, values = claims.claim(name, of=task), own.groupby("seed").slow_two_stage.mean()
-        if own.empty:
+    points = own.tables.get("points", none).query("task == @own.task")
+    for name, such in (("sign-kept", points[points.kept > 0]), ("sign-lost", points[points.kept < 0])):
+        claim, values = own.claims.claim(name, of=own.task), such.groupby("seed").slow_two_stage.mean()
+        if such.empty:
             results.append(out_of_reach(claim, f"Of {len(points)} points none is such."))
             continue
-        why = f"{len(own)} of {len(points)} points; by seed: {', '.join(f'{value:.2f}' for value in values)}."
+        why = f"{len(such)} of {len(points)} points; by seed: {', '.join(f'{value:.2f}' for value in values)}."
         results.append(judge_claim(claim, *stats.mean(values), if_not_reproduced=why))
     return results
 

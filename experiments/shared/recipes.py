@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -42,23 +41,15 @@ def compare_recipes(systems: Systems, *, reference_rtol: float, num_seeds: int =
     its set-up).
     """
     reference = exact_solutions(systems, rtol=reference_rtol)
-    key = systems.key | {"reference_rtol": reference_rtol}
-    run, about = systems.task.run, f"recipe {systems.described}"
-    recipe = run.unit("lissa/recipe", systems.key, partial(_measured, systems), version=1, about=about)
+    recipe, by_importance = _recipe(systems), _importance_recipe(systems)
     result: dict[str, Any] = {name: recipe[name] for name in ("trace", "largest_eigenvalue", "constant")}
-    result["reference_residual"] = reference["residual"]
-    compute_importance = partial(_importance, systems)
-    about = f"recipe by importance {systems.described}"
-    by_importance = run.unit("lissa/importance_recipe", systems.key, compute_importance, version=1, about=about)
-    result["importance_constant"] = by_importance["constant"]
+    result |= {"reference_residual": reference["residual"], "importance_constant": by_importance["constant"]}
     for name, own in {"paper": recipe, "auto": recipe, "importance": by_importance}.items():
-        own_key = key | {"recipe": name} | ({"past_divergence": PAST_DIVERGENCE} if name == "paper" else {})
-        about = f"LiSSA by recipe '{name}', {systems.described}"
-        found = []
-        for seed in range(1 if name == "auto" else num_seeds):
-            compute = partial(_trajectory, systems, name, own, reference["solutions"], seed)
-            of_seed = own_key | ({"repetition": seed} if seed else {})
-            found.append(run.unit("lissa/recipe_trajectory", of_seed, compute, version=1, about=about))
+        key = {"reference_rtol": reference_rtol, "recipe": name}
+        key |= {"past_divergence": PAST_DIVERGENCE} if name == "paper" else {}
+        again = [{"repetition": seed} for seed in range(1, 1 if name == "auto" else num_seeds)]
+        solutions = reference["solutions"]
+        found = [_trajectory(systems, own, solutions, **key, **repetition) for repetition in [{}, *again]]
         result[name], result["again"] = found[0], result.get("again", {}) | {name: found[1:]}
     return result
 
@@ -74,20 +65,22 @@ def exact_solutions(systems: Systems, /, *, rtol: float, **_: Any) -> dict[str, 
     return {"solutions": solution.x.float(), "residual": float(solution.residual.max())}
 
 
-def _measured(systems: Systems) -> dict[str, Any]:
-    generator = systems.task.run.generator("recipe", systems.task.seed_name)
+@unit("lissa/recipe", version=1, about="recipe, {seed_name}, damping {damping:.3g}")
+def _recipe(systems: Systems, /, **_: Any) -> dict[str, Any]:
+    generator = systems.run.generator("recipe", systems.task.seed_name)
     found = measure_recipe(systems.operator, systems.damping, sampling="uniform", generator=generator)
     return _described(systems, found)
 
 
-def _importance(systems: Systems) -> dict[str, Any]:
-    generator = systems.task.run.generator("importance recipe", systems.task.seed_name)
+@unit("lissa/importance_recipe", version=1, about="recipe by importance, {seed_name}, damping {damping:.3g}")
+def _importance_recipe(systems: Systems, /, **_: Any) -> dict[str, Any]:
+    generator = systems.run.generator("importance recipe", systems.task.seed_name)
     found = measure_recipe(systems.operator, systems.damping, sampling="importance", generator=generator)
     return _described(systems, found) | {"weights": found.probabilities, "certified": found.certified}
 
 
 def _described(systems: Systems, found: LissaRecipe) -> dict[str, Any]:
-    systems.task.run.add_matvecs(found.num_matvecs)
+    systems.run.add_matvecs(found.num_matvecs)
     return {
         "trace": found.trace.value,
         "largest_eigenvalue": found.largest_eigenvalue,
@@ -98,15 +91,16 @@ def _described(systems: Systems, found: LissaRecipe) -> dict[str, Any]:
     }
 
 
+@unit("lissa/recipe_trajectory", version=1, about="LiSSA by recipe '{recipe}', {seed_name}, damping {damping:.3g}")
 def _trajectory(
-    systems: Systems, name: str, recipe: dict[str, Any], reference: Tensor, seed: int
+    systems: Systems, measured: dict[str, Any], reference: Tensor, /, *, recipe: str, repetition: int = 0, **_: Any
 ) -> dict[str, Any]:
-    solver = _solver(systems, name, recipe)
-    bar = systems.task.run.progress(solver.num_steps, f"LiSSA ({name}) {systems.task.seed_name}")
+    solver = _solver(systems, recipe, measured)
+    bar = systems.run.progress(solver.num_steps, f"LiSSA ({recipe}) {systems.task.seed_name}")
     recorder = _Recorder(systems, reference, bar.update)
     solver = dataclasses.replace(solver, callback=recorder)
-    stream = ("lissa", systems.task.seed_name, name, *([seed] if seed else []))
-    generator = systems.task.run.generator(*stream)
+    stream = ("lissa", systems.task.seed_name, recipe, *([repetition] if repetition else []))
+    generator = systems.run.generator(*stream)
     diverged, message, converged = 0, "", False
     estimated = torch.full((len(systems.sources[1]),), torch.nan)
     try:
@@ -122,7 +116,7 @@ def _trajectory(
         recorder = _past_divergence(systems, stream, solver, reference, error.step)
     num_steps = diverged or solver.num_steps
     # C = 2 is assumed, not measured: its set-up is the spectrum alone.
-    set_up = recipe["full_matvecs"] + (0.0 if name == "paper" else recipe["sampled_passes"])
+    set_up = measured["full_matvecs"] + (0.0 if recipe == "paper" else measured["sampled_passes"])
     passes = num_steps * solver.batch_size / systems.operator.num_examples
     final_errors, final_correlations = recorder.trajectory.compare(answer)
     found = recorder.trajectory.as_tensors()
@@ -149,7 +143,7 @@ def _past_divergence(
 ) -> _Recorder:
     """Run again on the same batches without the check that stopped it, to show what that saves from."""
     num_steps = min(solver.num_steps, PAST_DIVERGENCE * diverged)
-    bar = systems.task.run.progress(num_steps, f"LiSSA {systems.task.seed_name}, past divergence")
+    bar = systems.run.progress(num_steps, f"LiSSA {systems.task.seed_name}, past divergence")
     recorder = _Recorder(systems, reference, bar.update)
     unchecked = dataclasses.replace(
         solver,
@@ -160,7 +154,7 @@ def _past_divergence(
         raise_on_divergence=False,
         callback=recorder,
     )
-    unchecked.solve(systems.damped, systems.right_hand_sides, generator=systems.task.run.generator(*stream))
+    unchecked.solve(systems.damped, systems.right_hand_sides, generator=systems.run.generator(*stream))
     return recorder
 
 

@@ -9,21 +9,18 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
-from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator, exact_traces, has_exact_traces
-from curvlab.lab import Run, unit
+from curvlab.lab import unit
 from curvlab.lab.runs.over_ranks import launched, operator_on_ranks
-from curvlab.problem import stack
 from curvlab.solvers import measure_constant
-from curvlab.spectrum import frobenius_norm, hutchinson_trace, mean_eigenvalue, sketch_eigenvalues, top_eigenvalues
+from curvlab.spectrum import hutchinson_trace, top_eigenvalues
 from experiments.shared.task import TrainedTask
 
 SEQUENCES_AT_A_TIME = 16  # of a language model: logits of large vocabularies fill the memory
 EXAMPLES_AT_A_TIME = 512
 LARGE = 10_000_000  # parameters, from which on examples at a time are as many as fit into free memory
 TRACE_CHUNK = 32  # columns
-SKETCH_CHUNK = 250  # columns; the sketch's random numbers are drawn again for every chunk
 
 
 def gauss_newton(task: TrainedTask, *, spread: bool = True) -> GaussNewtonOperator:
@@ -45,112 +42,41 @@ def examples_at_a_time(task: TrainedTask) -> int | None:
     return SEQUENCES_AT_A_TIME if task.is_language else EXAMPLES_AT_A_TIME
 
 
-def trace(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
+def trace(task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
     """Return `trace`, tr(G), and `trace_stderr`: exact, from all examples one by one, where that costs no more.
 
     Else by Hutchinson's probes. Exact traces take 1 + C forwards of the data, a probe five, and are to be had for
     networks of linear and convolutional layers.
     """
-    chunk_size, probes = cfg.spectrum.get("chunk_size", TRACE_CHUNK), cfg.spectrum.trace_probes
-
-    def compute() -> dict[str, Any]:
-        operator = gauss_newton(task)
-        cheap = not task.is_language and 1 + task.splits.num_outputs <= 5 * probes
-        if cheap and has_exact_traces(operator):
-            return {"trace": float(exact_traces(operator).mean()), "trace_stderr": 0.0}
-        generator = task.generator("trace")
-        found = hutchinson_trace(operator, num_matvecs=probes, chunk_size=chunk_size, generator=generator)
-        run.add_matvecs(found.num_matvecs)
-        return {"trace": found.value, "trace_stderr": found.stderr}
-
-    key = task.key | {"trace_probes": probes, "chunk_size": chunk_size}
-    return run.unit("spectrum/trace", key, compute, version=2, about=f"trace of {task.label}")
+    chunk_size = cfg.spectrum.get("chunk_size", TRACE_CHUNK)
+    return _trace(task, trace_probes=cfg.spectrum.trace_probes, chunk_size=chunk_size)
 
 
-def spectrum(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
+@unit("spectrum/trace", version=2, about="trace of {seed_name}")
+def _trace(task: TrainedTask, /, *, trace_probes: int, chunk_size: int, **_: Any) -> dict[str, Any]:
+    operator = gauss_newton(task)
+    cheap = not task.is_language and 1 + task.splits.num_outputs <= 5 * trace_probes
+    if cheap and has_exact_traces(operator):
+        return {"trace": float(exact_traces(operator).mean()), "trace_stderr": 0.0}
+    generator = task.generator("trace")
+    found = hutchinson_trace(operator, num_matvecs=trace_probes, chunk_size=chunk_size, generator=generator)
+    task.run.add_matvecs(found.num_matvecs)
+    return {"trace": found.value, "trace_stderr": found.stderr}
+
+
+def spectrum(task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
     """Return `trace` and `largest_eigenvalue`, λmax by Lanczos, with their errors."""
-
-    def compute() -> dict[str, Any]:
-        generator = task.generator("lanczos")
-        largest = top_eigenvalues(gauss_newton(task), 1, rtol=cfg.spectrum.rtol, generator=generator)
-        run.add_matvecs(largest.num_matvecs)
-        return {
-            "largest_eigenvalue": float(largest.values[0]),
-            "largest_eigenvalue_error": float(largest.error_bounds[0]),
-        }
-
-    key, about = task.key | {"rtol": cfg.spectrum.rtol}, f"largest eigenvalue of {task.label}"
-    return trace(run, task, cfg) | run.unit("spectrum/largest", key, compute, version=1, about=about)
+    return trace(task, cfg) | _largest(task, rtol=cfg.spectrum.rtol)
 
 
-@unit("lissa/trace_by_forms", version=1, about="trace by quadratic forms of {seed_name}")
-def trace_by_forms(task: TrainedTask, /, *, num_probes: int, batch_size: int, **_: Any) -> dict[str, Any]:
-    """Return tr(G)/P by forward passes alone, a new batch for each normal vector, as Table 1 has it."""
-    estimate = mean_eigenvalue(
-        gauss_newton(task),
-        num_probes=num_probes,
-        batch_size=batch_size,
-        distribution="gaussian",
-        generator=task.generator("forms"),
-    )
-    task.run.add_matvecs(estimate.num_matvecs)
-    return {"value": estimate.value, "stderr": estimate.stderr}
-
-
-def sketch(
-    run: Run,
-    task: TrainedTask,
-    *,
-    size: int,
-    per_tensor: bool = False,
-    repetition: int = 0,
-    chunk_size: int = SKETCH_CHUNK,
-) -> dict[str, Any]:
-    """Return λmax by a Gaussian sketch, d = size, dense or per tensor: value, stderr, bias taken off, rows."""
-
-    def compute() -> dict[str, Any]:
-        found = sketch_eigenvalues(
-            gauss_newton(task),
-            sketch_size=size,
-            tensor_sizes=task.tensor_sizes if per_tensor else None,
-            chunk_size=chunk_size,
-            generator=run.generator("sketch", task.seed_name, size, str(per_tensor), repetition),
-        )
-        run.add_matvecs(found.num_matvecs)
-        return {
-            "value": float(found.values[0]),
-            "stderr": float(found.stderr[0]),
-            "bias": float(found.bias[0]),
-            "rows": found.num_matvecs,
-        }
-
-    settings = {"size": size, "per_tensor": per_tensor, "repetition": repetition}
-    settings |= {} if chunk_size == SKETCH_CHUNK else {"chunk_size": chunk_size}
-    about = f"{'per-tensor' if per_tensor else 'dense'} sketch of {task.label}, d = {size}, number {repetition}"
-    return run.unit("lissa/sketch", task.key | settings, compute, version=1, about=about)
-
-
-def frobenius(
-    run: Run, task: TrainedTask, *, num_pairs: int, batch_size: int | None, chunk_size: int = TRACE_CHUNK
-) -> dict[str, Any]:
-    """Return ‖G‖_F from pairs of independent batches (App. C), or with batch_size=None from all the data."""
-
-    def compute() -> dict[str, Any]:
-        norm = frobenius_norm(
-            gauss_newton(task),
-            num_matvecs=num_pairs if batch_size is None else 2 * num_pairs,
-            batch_size=batch_size,
-            chunk_size=chunk_size,
-            distribution="gaussian",
-            generator=run.generator("frobenius", task.seed_name),
-        )
-        run.add_matvecs(norm.num_matvecs)
-        return {"value": norm.value, "stderr": norm.stderr}
-
-    settings = {"num_pairs": num_pairs, "batch_size": batch_size}
-    settings |= {} if chunk_size == TRACE_CHUNK else {"chunk_size": chunk_size}
-    about = f"Frobenius norm of {task.label}"
-    return run.unit("lissa/frobenius", task.key | settings, compute, version=1, about=about)
+@unit("spectrum/largest", version=1, about="largest eigenvalue of {seed_name}")
+def _largest(task: TrainedTask, /, *, rtol: float, **_: Any) -> dict[str, Any]:
+    largest = top_eigenvalues(gauss_newton(task), 1, rtol=rtol, generator=task.generator("lanczos"))
+    task.run.add_matvecs(largest.num_matvecs)
+    return {
+        "largest_eigenvalue": float(largest.values[0]),
+        "largest_eigenvalue_error": float(largest.error_bounds[0]),
+    }
 
 
 @unit("lissa/constant", version=1, about="constant of condition C.1 of {seed_name}")
@@ -193,9 +119,3 @@ def constants(
         "example": float(found[-1]),
         "largest": float(found.max()),
     }
-
-
-def drawn_examples(task: TrainedTask, num: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return `num` training examples drawn at random, without repeats, as inputs and targets."""
-    indices = torch.randperm(task.num_train, generator=generator)[:num]
-    return stack(task.train, indices)

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from curvlab.lab import Run, task_label, task_settings
+from curvlab.lab import Run, task_label, task_settings, unit
 from curvlab.lab.data import (
     DataSplits,
     TextCorpus,
@@ -84,8 +84,7 @@ class Task:
                 key |= {"label_noise": float(noise)}
             return cls(run, name, settings, loaded, key)
         key = {"data": loaded.checksum, "tokenizer": files_by_name(settings.tokenizer)}
-        compute, about = partial(_tokenizer, loaded, settings.tokenizer), f"tokenizer of {loaded.name}"
-        tokenizer = run.unit("tokenizer", key, compute, version=1, about=about)["json"]
+        tokenizer = _tokenizer(run, loaded, settings.tokenizer, **key)["json"]
         splits = token_splits(loaded, tokenizer, sequence_length=settings.sequence_length)
         return cls(run, name, settings, splits, key | {"sequence_length": settings.sequence_length})
 
@@ -234,7 +233,8 @@ def files_by_name(node: Any) -> Any:
     return PurePath(node).name if isinstance(node, str) and "/" in node else node
 
 
-def _tokenizer(corpus: TextCorpus, settings: DictConfig) -> dict[str, Any]:
+@unit("tokenizer", version=1, about="a tokenizer")
+def _tokenizer(_: Run, corpus: TextCorpus, settings: DictConfig, /, **_key: Any) -> dict[str, Any]:
     pretrained = settings.get("pretrained")
     if pretrained is not None:
         return {"json": pretrained_tokenizer(pretrained)}
@@ -247,20 +247,22 @@ def _trained_network(task: Task) -> TrainedTask:
     key = task.key | {"training": files_by_name(settings.training)}
     generator, progress = task.generator("training"), run.bar(f"train {task.seed_name}")
     fit = partial(train, model, task.loss, task.splits.train, generator=generator, progress=progress)
-    _train(task, model, "trained_model", key, fit, f"training {task.label}")
+    _train(task, model, _trained_model, fit, key)
     indices = _curvature_indices(task)
     examples = chosen_examples(task.splits, indices, loading)
-
-    def losses() -> dict[str, Any]:
-        return {
-            "train_loss": evaluate(model, task.loss, examples).loss,
-            "test_accuracy": evaluate(model, task.loss, held_out_examples(task.splits, loading)).accuracy,
-        }
-
     num_parameters = freeze(model.eval(), **settings.freeze)
     key |= {"freeze": files_by_name(settings.freeze), "curvature_train": len(indices)}
-    measured = run.unit("evaluation", key, losses, version=1, about=f"losses of {task.label}")
+    measured = _evaluation(run, task, model, examples, **key)
     return _measured(task, measured, (model, examples, indices), key, num_parameters)
+
+
+@unit("evaluation", version=1, about="losses of {seed_name}")
+def _evaluation(_: Run, task: Task, model: nn.Module, examples: Any, /, **_key: Any) -> dict[str, Any]:
+    held_out = held_out_examples(task.splits, task.settings.get("loading") or {})
+    return {
+        "train_loss": evaluate(model, task.loss, examples).loss,
+        "test_accuracy": evaluate(model, task.loss, held_out).accuracy,
+    }
 
 
 def _trained_language(task: Task) -> TrainedTask:
@@ -272,25 +274,26 @@ def _trained_language(task: Task) -> TrainedTask:
     # One network serves tasks with streams of other names: the name is no part of its own key.
     key = {name: value for name, value in task.key.items() if name != "seed_name"}
     key |= {"training": files_by_name(settings.training), "model_seed": settings.model_seed}
-    described = f"{task.label}, model seed {settings.model_seed}"
     generator = run.generator("language model training", settings.model_seed)
     progress = run.bar(f"train {task.label}")
     fit = partial(train_language_model, model, task.splits.train, generator=generator, progress=progress)
-    _train(task, model, "trained_language_model", key, fit, f"training {described}")
+    _train(task, model, _trained_language_model, fit, key)
     num_parameters = freeze(model.eval(), **settings.freeze)
     model = shard(model, run.device) if sharded else model
     indices = _curvature_indices(task)
     examples = stack(task.splits.train, indices)
 
-    def losses() -> dict[str, Any]:
-        test = evaluate(model, task.loss, task.splits.test, batch_size=32)
-        train_loss = evaluate(model, task.loss, examples, batch_size=32).loss
-        return {"train_loss": train_loss, "test_loss": test.loss, "test_accuracy": test.accuracy}
-
     freezing = {"freeze": files_by_name(settings.freeze), "curvature_train": len(indices)}
     key |= freezing | {"seed_name": task.seed_name}
-    measured = run.unit("language_evaluation", key, losses, version=1, about=f"losses of {described}")
+    measured = _language_evaluation(run, task, model, examples, **key)
     return _measured(task, measured, (model, examples, indices), key, num_parameters)
+
+
+@unit("language_evaluation", version=1, about="losses of {seed_name}, model seed {model_seed}")
+def _language_evaluation(_: Run, task: Task, model: nn.Module, examples: Any, /, **_key: Any) -> dict[str, Any]:
+    test = evaluate(model, task.loss, task.splits.test, batch_size=32)
+    train_loss = evaluate(model, task.loss, examples, batch_size=32).loss
+    return {"train_loss": train_loss, "test_loss": test.loss, "test_accuracy": test.accuracy}
 
 
 def _measured(
@@ -319,20 +322,28 @@ def _curvature_indices(task: Task) -> Tensor:
     return order[:num].sort().values
 
 
-def _train(  # noqa: PLR0917
-    task: Task, model: nn.Module, name: str, key: dict[str, Any], fit: Callable[..., Any], about: str
+def _train(
+    task: Task, model: nn.Module, fitted: Callable[..., Any], fit: Callable[..., Any], key: dict[str, Any]
 ) -> None:
-    """Train a model by `fit` as the config says, a unit, or give it the stored weights; null: it has its own."""
+    """Train a model by `fit` as the config says, or give it the stored weights; null: it has its own."""
     if task.settings.training is None:
         return
+    weights = fitted(task.run, task, model, fit, **key)["weights"]
+    model.load_state_dict({name: value.to(task.run.device) for name, value in weights.items()})
 
-    def compute(checkpoints: Path) -> dict[str, Any]:
-        settings = {str(setting): value for setting, value in task.settings.training.items()}
-        history = fit(**settings, checkpoint=checkpoints / "training.pt")
-        return {"weights": model.state_dict(), "losses": list(history.losses)}
 
-    stored = task.run.unit(name, key, compute, version=1, about=about, resumes=True)
-    model.load_state_dict({name: value.to(task.run.device) for name, value in stored["weights"].items()})
+def _fitted(
+    _: Run, task: Task, model: nn.Module, fit: Callable[..., Any], /, *, checkpoint: Path, **_key: Any
+) -> dict[str, Any]:
+    settings = {str(setting): value for setting, value in task.settings.training.items()}
+    history = fit(**settings, checkpoint=checkpoint / "training.pt")
+    return {"weights": model.state_dict(), "losses": list(history.losses)}
+
+
+_trained_model = unit("trained_model", version=1, about="training {seed_name}", resumes=True)(_fitted)
+_trained_language_model = unit(
+    "trained_language_model", version=1, about="a language model, model seed {model_seed}", resumes=True
+)(_fitted)
 
 
 # ------------------------------------------------------------------------------------ reading

@@ -27,6 +27,7 @@ from curvlab.lab.targets.target import published
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = ROOT / "experiments"
 SHARED = {"papers", "shared", "target"}  # folders that anyone may import
+TARGETS = all_targets()
 
 
 @cache
@@ -89,7 +90,12 @@ def test_ours_is_never_typed() -> None:
 
 def test_why_a_preset_does_not_decide_a_claim_holds_no_number_of_ours() -> None:
     names = r"`[^`]*`|ResNet-50|VGG-13|epsilon = 1e-8|C = 2|C as measured is below 1\b"
-    for path in Path("experiments").glob("*/*.yaml"):
+    sheets = {target.claims_file for target in TARGETS.values()}
+    assert {path.parent.parent.name for path in sheets if path} > {
+        "experiments",
+        "benchmarks",
+    }  # folders' own, too
+    for path in filter(None, sheets):
         asked = yaml.safe_load(path.read_text(encoding="utf-8")).get("not_asked") or {}
         for reason in {reason for reasons in asked.values() for reason in reasons.values()}:
             assert not re.search(r"(?<![\w-])\d", re.sub(names, "", reason)), f"{path}: {reason}"
@@ -123,7 +129,6 @@ def test_no_committed_file_is_large() -> None:
 
 # --- Every target composes in every preset, and knows its settings beside the paper's
 PRESETS = ("embedded", "laptop", "paper")  # smoke is composed, and run, below
-TARGETS = all_targets()
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -194,19 +199,18 @@ def test_every_config_with_a_make_command_is_of_a_target() -> None:
 
 
 # --- Every target computes, judges and draws at smoke scale, end to end
-# Targets that are still a folder run at smoke scale in tests of their own.
-SMOKE_TARGETS = {key: target for key, target in all_targets().items() if target.path.suffix == ".py"
-           and target.path.stem != "__init__"}  # fmt: skip
+# bench-attribution starts a Python for each library: its parts have tests of their own.
+RUN = [key for key in TARGETS if key != "benchmarks/attribution"]
 
 
-@pytest.mark.parametrize("key", SMOKE_TARGETS)
+@pytest.mark.parametrize("key", RUN)
 def test_target_at_smoke_scale(smoke_result: Callable[[str], Path], key: str) -> None:
     folder = smoke_result(key)
     assert (folder / "run.json").is_file()
     tables = Computed.of(folder)
     assert {name for name, table in tables.items() if len(table) == 0} == set()
     assert len(tables)
-    if SMOKE_TARGETS[key].claims_file is not None:
+    if TARGETS[key].claims_file is not None:
         assert load_claims(folder)  # of every claim of the sheet, or the run would have failed
     figures = list(folder.glob("*.png"))
     assert folder / "figure.png" in figures
@@ -227,8 +231,7 @@ def test_the_last_job_of_every_sweep_is_computed_and_judged(run_smoke: Callable[
     assert len(set(verdicts) - {"out of reach"}) > 0, "nothing was judged"
 
 
-# bench-attribution starts a Python for each library: its parts have tests of their own.
-@pytest.mark.parametrize("key", [key for key in TARGETS if key != "benchmarks/attribution"])
+@pytest.mark.parametrize("key", RUN)
 def test_what_the_dashboard_names_is_in_the_summary_of_an_offline_run(
     smoke_result: Callable[[str], Path],
     smoke_root: Path,

@@ -35,7 +35,7 @@ def compute(run: Run, tasks: Iterable[tuple[TrainedTask, DictConfig]]) -> dict[s
     """Return `crossed`: a row for each task, each of the 2 x 2 x 2 choices and each sequence of batches."""
     rows: list[dict[str, Any]] = []
     for task, settings in tasks:
-        measured, generator = spectrum(run, task, settings), run.generator("crossed", task.splits.name)
+        measured, generator = spectrum(task, settings), run.generator("crossed", task.splits.name)
         points = torch.randperm(task.num_train, generator=generator)[: settings.num_points].sort().values
         damping = settings.damping_ratio * measured["largest_eigenvalue"]
         systems = Systems.at(task, damping, points, torch.arange(1))

@@ -134,7 +134,7 @@ def _of_task(run: Run, task: TrainedTask, cfg: DictConfig) -> dict[str, Any]:
     # Of a large network λmax takes hours, and nothing asks for it where the paper's settings are given.
     given = cfg.damping is not None and None not in given_settings(cfg).values()
     unknown = dict.fromkeys(("largest_eigenvalue", "largest_eigenvalue_error"), math.nan)
-    measured = unknown | trace(run, task, cfg) if given else spectrum(run, task, cfg)
+    measured = unknown | trace(task, cfg) if given else spectrum(task, cfg)
     damping = cfg.damping if cfg.damping is not None else cfg.damping_ratio * measured["largest_eigenvalue"]
     systems, points = Systems.at(task, damping, places, test), task.train_indices[places]
     pairs = pairs_by_choice(systems, cfg, measured)

@@ -20,8 +20,8 @@ from torch import Tensor
 from curvlab.influence import agreement
 from curvlab.lab import Interval, bootstrap_interval
 from curvlab.lab.claims.intervals import MIN_SAMPLES
+from experiments.lissa.constant_bounds import UNSATURATED_LOSS
 from experiments.lissa.fig1.lissa_and_pbrf import Pairs
-from experiments.shared.constant_bounds import UNSATURATED_LOSS
 from experiments.shared.stats import jackknife_error
 from experiments.shared.systems import Systems
 

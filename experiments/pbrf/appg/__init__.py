@@ -90,7 +90,8 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
                 if settings.step_time.measured:
                     tables["step_time"] += step_rows(NetworkSystems.of(network, "gauss_newton"))
                 if settings.formulas.measured:
-                    tables["formulas"] += _formulas(network)
+                    key: Any = OmegaConf.to_container(settings.formulas)
+                    tables["formulas"] += _formulas(run, network, data=network.key["data"], settings=key)["rows"]
             seeds.add(seed)
     run.note(seeds=sorted(seeds), threads=torch.get_num_threads())
     found = {name: pd.DataFrame(rows) for name, rows in tables.items()}
@@ -146,14 +147,8 @@ def _curve_rows(curve: Row) -> list[Row]:
     ]
 
 
-def _formulas(network: Network) -> list[Row]:
-    settings: Any = OmegaConf.to_container(network.settings.formulas)
-    found: list[Row] = _formula_unit(network.run, network, data=network.key["data"], settings=settings)["rows"]
-    return found
-
-
 @unit("pbrf/appg_formulas", version=1, about="Eq. 48 and 49 on linear regression")
-def _formula_unit(_: Run, network: Network, /, *, settings: Row, **_key: Any) -> Row:
+def _formulas(_: Run, network: Network, /, *, settings: Row, **_key: Any) -> Row:
     return {"rows": formula_rows(network.train[0].cpu(), settings)}
 
 

@@ -51,7 +51,6 @@ def ends(curves: pd.DataFrame, states: pd.DataFrame, solvers: pd.DataFrame) -> p
         state = states[(states.task == task) & (states.curvature == curvature)]
         chosen = solvers[(solvers.task == task) & (solvers.curvature == curvature) & (solvers.method == method)]
         last = own.groupby("seed").tail(1)
-        error, error_interval = geometric(last.error.to_numpy())
         row = dict(zip(KEYS, names, strict=True)) | {
             "P": state.P.iloc[0],
             "N": state.N.iloc[0],
@@ -63,9 +62,7 @@ def ends(curves: pd.DataFrame, states: pd.DataFrame, solvers: pd.DataFrame) -> p
             "num_steps": _mean(chosen, "num_steps"),
             "scale": _mean(chosen, "scale"),
             "work": last.work.mean(),
-            "error": error,
-            "error low": error_interval.low,
-            "error high": error_interval.high,
+            **_error(last.error.to_numpy()),
             **in_columns("correlation", last.correlation, joint=" "),
         }
         for quantity, tolerance in (("correlation", CORRELATION), ("error", ERROR)):
@@ -90,14 +87,14 @@ def at_equal_cost(curves: pd.DataFrame, costs: list[float]) -> pd.DataFrame:
             correlations = np.array([at_cost(curve, cost, "correlation") for curve in by_seed])
             if not np.isfinite(errors).all():
                 continue
-            error, interval = geometric(errors)
-            rows.append(
-                dict(zip(KEYS, names, strict=True))
-                | {"cost": cost, "seeds": len(by_seed), "error": error}
-                | {"error low": interval.low, "error high": interval.high}
-                | in_columns("correlation", correlations, joint=" ")
-            )
+            row = dict(zip(KEYS, names, strict=True)) | {"cost": cost, "seeds": len(by_seed)}
+            rows.append(row | _error(errors) | in_columns("correlation", correlations, joint=" "))
     return pd.DataFrame(rows).sort_values(["task", "curvature", "cost"], kind="stable")
+
+
+def _error(errors: np.ndarray) -> dict[str, float]:
+    mean, interval = geometric(errors)
+    return {"error": mean, "error low": interval.low, "error high": interval.high}
 
 
 def _mean(chosen: pd.DataFrame, name: str) -> float:

@@ -39,9 +39,8 @@ def trajectory(systems: NetworkSystems, method: str) -> dict[str, Any]:
     A curve has `work` (S,), and `errors` and `correlations` (S, K) of its recorded iterates.
     """
     settings = systems.task.settings
-    own = {name: settings[name] for name in ("cg", "lissa")}
-    key = {"method": method, "reference": dict(settings.reference[systems.matrix])}
-    key |= {"settings": dict(own["lissa"] if method.startswith("lissa") else own["cg"])}
+    own, reference = settings["lissa" if method.startswith("lissa") else "cg"], settings.reference[systems.matrix]
+    key = {"method": method, "reference": dict(reference), "settings": dict(own)}
     return _trajectory(systems, systems.reference["solutions"], **key)
 
 
@@ -78,7 +77,7 @@ def _krylov(
     }[method]
     counted = CountedOperator(systems.damped, counter)
     solution = solver.solve(counted, systems.right_hand_sides, generator=generator)
-    systems.task.run.add_matvecs(solution.num_matvecs)
+    systems.run.add_matvecs(solution.num_matvecs)
     return {"curves": {METHODS[method]: curve.as_tensors()}, "residual": float(solution.residual.max())}
 
 
@@ -114,7 +113,7 @@ def _repeats(
     solver = Lissa(1 / scale, settings.batch_size, settings.num_steps, check_residual=False, callback=watch)
     for repeat in range(settings.num_repeats):
         solution = solver.solve(systems.damped, systems.right_hand_sides, generator=generator)
-        systems.task.run.add_matvecs(solution.num_matvecs)
+        systems.run.add_matvecs(solution.num_matvecs)
         if repeat == 0:
             for step in steps:
                 single.add(step * share, sums[step])
@@ -138,7 +137,7 @@ def _lissa_auto(systems: NetworkSystems, curve: Trajectory, generator: torch.Gen
 
     chosen = dataclasses.replace(solver, callback=watch)
     solution = chosen.solve(systems.damped, systems.right_hand_sides, generator=generator)
-    systems.task.run.add_matvecs(solution.num_matvecs)
+    systems.run.add_matvecs(solution.num_matvecs)
     curve.add(set_up + solver.num_steps * solver.batch_size / size, solution.x)
     sizes = {"batch_size": solver.batch_size, "num_steps": solver.num_steps, "scale": 1 / solver.step_size}
     return {"curves": {METHODS["lissa_auto"]: curve.as_tensors()}, "tried": []} | sizes

@@ -24,8 +24,9 @@ from curvlab.lab.tables import read_table
 from curvlab.linalg import DenseOperator, LinearOperator, identity
 from curvlab.solvers import Direct
 from experiments.pbrf import networks
-from experiments.pbrf.minima import CHUNK, MAX_DISTANCE, Bounded, num_steps, over_all
+from experiments.pbrf.minima import MAX_DISTANCE, Bounded, num_steps
 from experiments.pbrf.networks import _learning_rate, _validated, load_network
+from experiments.pbrf.responses import CHUNK, over_all
 from experiments.pbrf.solvers import BunchKaufman, RepeatedLissa, descent, matrix_functions, series
 from tests.matrices import with_spectrum
 from tests.refusals import refuses
@@ -119,15 +120,15 @@ def network() -> Stub:
 def test_accuracy_and_loss_may_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {1.0: (0.3, 0.8), 0.1: (0.5, 0.9), 0.01: (0.4, 0.9), 0.001: (math.inf, 0.0)}
 
-    def validated(
-        run: Any, own: Stub, held_out: tuple[torch.Tensor, torch.Tensor], **key: Any
-    ) -> dict[str, float]:
+    def validated(own: Stub, held_out: tuple[torch.Tensor, torch.Tensor], **key: Any) -> dict[str, float]:
         assert (len(own.train[1]), len(held_out[1])) == (90, 10)
-        assert key == {"seed_name": "stub", "lr": own.lr}  # a unit of its own for each rate
+        assert key == {"lr": own.lr}  # beside the network's: a unit of its own for each rate
         return dict(zip(("loss", "accuracy"), found[own.lr], strict=True))
 
     monkeypatch.setattr(networks, "_validated", validated)
-    chosen = {by: _learning_rate(network(), list(found), by) for by in ("loss", "accuracy")}
+    chosen = {
+        by: _learning_rate.__wrapped__(network(), grid=list(found), select_by=by) for by in ("loss", "accuracy")
+    }
     assert chosen["loss"]["lr"] == 1.0
     assert chosen["accuracy"]["lr"] == 0.01  # of the two, the one with the lower loss
     assert chosen["loss"]["losses"] == [0.3, 0.5, 0.4, math.inf]
@@ -139,7 +140,7 @@ def test_loss_and_accuracy_are_those_of_the_end(tmp_path: Path) -> None:
     with torch.no_grad():
         outputs = own.end(x)
         expected = (float(nn.functional.cross_entropy(outputs, y)), float((outputs.argmax(1) == y).float().mean()))
-    found = _validated.__wrapped__(None, own, (x, y), checkpoint=tmp_path)
+    found = _validated.__wrapped__(own, (x, y), checkpoint=tmp_path)
     assert (found["loss"], found["accuracy"]) == pytest.approx(expected, rel=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Statistics, recipes, worst cases, spectra and bounds that targets share."""
+"""Statistics, recipes, worst cases and spectra that targets share."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from scipy import stats as scipy_stats
-from torch import Tensor, nn
+from torch import nn
 
 from curvlab.lab import Claim, Criterion, t_interval
 from curvlab.lab.data import TokenSplits
-from experiments.shared import constant_bounds as module
 from experiments.shared import stats
-from experiments.shared.constant_bounds import constant_bounds
 from experiments.shared.spectrum import constants, gauss_newton, spectrum, trace
 from experiments.shared.stats import correlation
 from experiments.shared.task import TrainedTask
@@ -141,7 +139,7 @@ def small_task(**changes: Any) -> TrainedTask:
 def test_trace_and_largest_eigenvalue_are_those_of_the_dense_matrix(stub_run) -> None:
     run = stub_run
     task = small_task(run=run)
-    found = spectrum(run, task, SETTINGS)
+    found = spectrum(task, SETTINGS)
     assert run.keys["spectrum/largest"] == {"seed_name": "linear", "model": "linear", "rtol": 0.01}
     dense = gauss_newton(task).to_dense().double()
     assert found["largest_eigenvalue"] == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=0.02)
@@ -149,7 +147,7 @@ def test_trace_and_largest_eigenvalue_are_those_of_the_dense_matrix(stub_run) ->
     assert found["trace_stderr"] == 0
     run.stored.clear()  # of the same key
     many = small_task(run=run, splits=SimpleNamespace(task="classification", num_outputs=1000))
-    by_probes = trace(run, many, SETTINGS)  # cheaper than a gradient for each of 1,000 classes
+    by_probes = trace(many, SETTINGS)  # cheaper than a gradient for each of 1,000 classes
     assert 0 < abs(by_probes["trace"] - float(dense.trace())) < 5 * by_probes["trace_stderr"]
 
 
@@ -167,91 +165,3 @@ def test_constants_of_language_models_count_tokens(stub_run) -> None:
         stub_run.stored.clear()
         found.append(constants(task, **SETTINGS.constant, trace=trace))
     assert found[1]["largest"] == pytest.approx(4 * found[0]["largest"], rel=1e-4)
-
-
-# --------- Bounds of the constant of condition C.1 against dense matrices of every example
-NUMBERS = {"num_leading": 2, "num_random": 3}
-
-
-class Scaled(nn.Module):
-    """A linear layer and a parameter outside of it, so that exact traces are not to be had."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.scale = nn.Linear(4, 3), nn.Parameter(torch.tensor(1.3))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.scale * self.linear(inputs)
-
-
-def bounded_task(run: Any, model: nn.Module, *, length: int | None = None) -> SimpleNamespace:
-    torch.manual_seed(1)
-    shape = (12,) if length is None else (12, length)
-    model = model.double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(2 * torch.randn_like(parameter))
-    data = 2 * torch.randn(*shape, 4, dtype=torch.float64), torch.randint(3, shape)
-    size, loss = sum(parameter.numel() for parameter in model.parameters()), nn.CrossEntropyLoss()
-    own: dict[str, Any] = {"run": run, "key": {"seed_name": "small"}, "is_language": length is not None}
-    own |= {"predictions_per_example": float(length or 1), "num_train": 12, "num_parameters": size}
-    own |= {"generator": lambda stream: run.generator(stream, "small")}
-    return SimpleNamespace(model=model, loss=loss, train=data, **own)
-
-
-def examples(task: SimpleNamespace) -> Tensor:
-    """G_i from its definition, the Jacobian one output at a time, (N, P, P)."""
-    found = []
-    for inputs in task.train[0]:
-        outputs = task.model(inputs).reshape(-1, 3)
-        parameters = list(task.model.parameters())
-        rows = [torch.autograd.grad(output, parameters, retain_graph=True) for output in outputs.flatten()]
-        jacobian = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows]).view(len(outputs), 3, -1)
-        p = outputs.detach().softmax(-1)
-        middle = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
-        found.append((jacobian.mT @ middle @ jacobian).mean(0))
-    return torch.stack(found)
-
-
-def needed(of_one: Tensor) -> float:
-    """The least c with E G_i² - G² ⪯ c G, on the range of G."""
-    mean = of_one.mean(0)
-    values, vectors = torch.linalg.eigh(mean)
-    kept = values > 1e-9 * values.max()
-    half = vectors[:, kept] / values[kept].sqrt()
-    gap = (of_one @ of_one).mean(0) - mean @ mean
-    return float(torch.linalg.eigvalsh(half.T @ gap @ half).max())
-
-
-@pytest.mark.parametrize(("model", "length"), [(nn.Linear(4, 3), None), (Scaled(), None), (Scaled(), 5)])
-def test_bounds_hold_what_is_needed(stub_run, model: nn.Module, length: int | None) -> None:
-    task = bounded_task(stub_run, model, length=length)
-    of_one, unit = examples(task), task.predictions_per_example
-    found = constant_bounds(task, **NUMBERS)
-    assert found["at_least"] <= unit * needed(of_one) * (1 + 1e-9) <= found["at_most"] * (1 + 1e-9)
-    assert found["at_least"] > 0.3 * unit * needed(of_one)
-    traces = of_one.diagonal(dim1=1, dim2=2).sum(1)
-    if isinstance(model, nn.Linear):
-        assert found["at_most"] == pytest.approx(float(traces.max()), rel=1e-9)
-        assert found["trace"] == pytest.approx(float(traces.mean()), rel=1e-9)
-    else:  # by Lanczos, a little above the largest eigenvalue
-        largest = unit * float(torch.linalg.eigvalsh(of_one).max())
-        assert largest * (1 - 1e-9) <= found["at_most"] <= 1.07 * largest
-
-
-def test_leading_direction_is_that_of_dense_matrices(stub_run) -> None:
-    task = bounded_task(stub_run, nn.Linear(4, 3))
-    of_one = examples(task)
-    mean = of_one.mean(0)
-    values, vectors = torch.linalg.eigh(mean)
-    v = vectors[:, -1]
-    expected = float(((of_one @ v).square().sum(1).mean() - (mean @ v).square().sum()) / values[-1])
-    found = constant_bounds(task, **NUMBERS)
-    assert found["leading"][0] == pytest.approx(expected, rel=0.02)
-
-
-def test_without_traces_too_many_examples_have_no_upper_bound(stub_run, monkeypatch) -> None:
-    monkeypatch.setattr(module, "MOST_EXAMPLES", 5)
-    found = constant_bounds(bounded_task(stub_run, Scaled()), **NUMBERS)
-    assert found["at_most"] == float("inf")
-    assert found["at_least"] > 0

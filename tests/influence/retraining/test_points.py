@@ -248,13 +248,35 @@ def test_killed_newton_goes_on_to_the_same_response(
     assert list(tmp_path.iterdir()) == []  # neither its own file nor one of an inner solve is left
 
 
-def test_unconverged_newton_warns(mlp: Classifier) -> None:
+# What is left is far from zero (a weight of 0.1), or rounding: 0.02 at 1e-6 in single precision.
+@pytest.mark.parametrize(
+    ("dtype", "epsilon", "rtol", "advice"),
+    [
+        (torch.float64, 0.1, 1e-6, r"Allow more steps, or take a smaller epsilon\."),
+        (
+            torch.float32,
+            1e-6,
+            1e-4,
+            r"at epsilon = 1e-06 in torch\.float32: take a larger epsilon, or dtype=torch",
+        ),
+        (torch.float64, 1e-8, 1e-9, r"at epsilon = 1e-08 in torch\.float64: take a larger epsilon\."),
+    ],
+)
+def test_unconverged_newton_warns_and_its_advice_helps(
+    mlp: Classifier, dtype: torch.dtype, epsilon: float, rtol: float, advice: str
+) -> None:
     model, loss, train = mlp
-    newton = ProximalNewton(rtol=1e-12, max_steps=1)
-    with pytest.warns(UserWarning, match="objective was not minimised.*smaller epsilon"):
-        proximal_bregman_response(
-            model, loss, train, candidates=first(train, 1), damping=DAMPING, epsilon=0.1, optimizer=newton
-        )
+
+    def response(epsilon: float) -> None:
+        given: dict[str, Any] = {"candidates": first(train, 1), "damping": DAMPING, "epsilon": epsilon}
+        newton = ProximalNewton(rtol=rtol, max_steps=6)
+        proximal_bregman_response(model, loss, train, **given, dtype=dtype, optimizer=newton)
+
+    with pytest.warns(UserWarning, match=f"objective was not minimised: .*{advice}"):
+        response(epsilon)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        response(1e-3)
 
 
 def test_an_overflowing_point_costs_the_others_nothing(mlp: Classifier) -> None:

@@ -13,6 +13,11 @@ from experiments.benchmarks.attribution import methods
 from experiments.benchmarks.attribution.ranks import OTHER, SAME, correlations, lds_interval
 from experiments.benchmarks.attribution.which_score import RESPONSES, not_minimised
 
+CLAIMS: tuple[str, ...] = ("unrolled", "filter-needs-no-tuning", "damping-needs-no-tuning", "filter-above-ekfac")
+CLAIMS += ("unrolled-above-filter", "unrolled-above-ekfac", "filter-above-peers-ekfac")
+CLAIMS += ("unrolled-above-peers-ekfac", "pbrf-predicts-like-influence", "influence-answers-pbrf")
+CLAIMS += ("halves-in-ten-trainings",)
+CLAIMS += tuple(f"{of}-removal-above-{what}" for of in ("filter", "unrolled") for what in ("random", "rivals"))
 TOGETHER = " halves together"  # the number before it
 PROFILE = (
     "In a profile of tanh MLPs a step of all copies is batched matrix products, which alone take several "

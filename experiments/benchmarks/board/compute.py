@@ -13,14 +13,7 @@ import pandas as pd
 from omegaconf import DictConfig
 from torch import Tensor
 
-from curvlab.influence import (
-    Retraining,
-    adam_times,
-    influence,
-    influence_scores,
-    preconditioned_influence,
-    unrolled_response,
-)
+from curvlab.influence import Retraining, adam_times, influence, influence_scores, preconditioned_influence
 from curvlab.influence.bank import (
     AGAINST,
     SAME_SEED,
@@ -32,7 +25,7 @@ from curvlab.influence.bank import (
     centred_ranks,
     lds_of_predictions,
 )
-from curvlab.lab import Run, task_label, task_settings
+from curvlab.lab import Run, task_label, task_settings, unit
 from curvlab.solvers import ConjugateGradient, Ekfac
 from curvlab.training import AdamRule
 from experiments.benchmarks.attribution import methods
@@ -42,6 +35,7 @@ from experiments.benchmarks.board.banks import bank_of
 from experiments.benchmarks.board.kept import Kept, label, with_edges
 from experiments.benchmarks.board.more_scores import BAYESIAN, more_scores
 from experiments.shared.stats import jackknife_error
+from experiments.shared.task import Task
 
 RUN_EPOCHS, FILTER_EPOCHS = "influence, as many epochs", "filter, as many epochs"
 ADAM, ADAM_EPOCHS = "influence, a damping a parameter", "influence, a damping a parameter, as many epochs"
@@ -69,7 +63,7 @@ def compute(
         own = {table: rows[rows.task == place] for table, rows in (published or {}).items()}
         if published is None or settings.bank in names:
             kept = Kept(own) if len(own.get("best", ())) else None
-            own = _Board(run, Network(run, name, settings), kept).tables()
+            own = _Board(Network.of(Task.load(run, name, settings)), kept).tables()
         own["best"] = with_edges(own["best"], settings)
         for table, rows in own.items():
             if len(rows):
@@ -101,12 +95,11 @@ class _Row:
 class _Board:
     """One task; `kept`: what is published of it, which is not computed again."""
 
-    def __init__(self, run: Run, network: Network, kept: Kept | None = None) -> None:
-        self.run, self.network, self.settings, self.kept = run, network, network.settings, kept
-        self.bank = bank_of(run, network, fraction=float(self.settings.fraction))
-        self.places = [network.at(k) for k in range(int(self.settings.num_networks))]
-        self.trained = [place.trained(k) for k, place in enumerate(self.places)]
-        self.stopwatch = methods.Stopwatch(run.device)
+    def __init__(self, network: Network, kept: Kept | None = None) -> None:
+        self.network, self.settings, self.kept = network, network.settings, kept
+        self.bank = bank_of(network, fraction=float(self.settings.fraction))
+        self.trained = [network.at(k).trained(k) for k in range(int(self.settings.num_networks))]
+        self.stopwatch = methods.Stopwatch(network.run.device)
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the task's rows of every table."""
@@ -134,14 +127,14 @@ class _Board:
     @cached_property
     def scored(self) -> list[_Row]:
         """Every method at every damping."""
-        every = [[m for m in self._methods(k) if self._asked(m.name)] for k in range(len(self.places))]
+        every = [[m for m in self._methods(own) if self._asked(m.name)] for own in self.trained]
         rows: list[_Row] = []
         numbers = Counter(method.name for method in every[0])
         for same in zip(*every, strict=True):
             if self.kept and self.kept.has(same[0].name, numbers[same[0].name]):
                 rows += self._published(same[0].name, same[0].damping)
                 continue
-            results = [self._unit(self.places[k], method) for k, method in enumerate(same)]
+            results = [self._unit(own, method) for own, method in zip(self.trained, same, strict=True)]
             status = next((r["status"] for r in results if r["status"] != "done"), "done")
             row = _Row(same[0].name, same[0].damping, status)
             if status == "done":
@@ -172,67 +165,47 @@ class _Board:
     def _predictions(self, scores: list[Tensor]) -> Array:
         return self.bank.predictions(np.stack([own.double().cpu().numpy() for own in scores]))
 
-    def _methods(self, k: int) -> Iterator[methods.Method]:
-        place, trained = self.places[k], self.trained[k]
-        yield from (method for method in methods.own_scores(place, trained) if method.name != methods.COSINE)
-        yield from more_scores(place, trained)
+    def _methods(self, trained: Trained) -> Iterator[methods.Method]:
+        yield from (method for method in methods.own_scores(trained) if method.name != methods.COSINE)
+        yield from more_scores(trained)
         rtol, fraction = float(self.settings.rtol), float(self.settings.fraction)
-        yield self._for_epochs(place, trained, fraction, filtered=False)
-        yield self._for_epochs(place, trained, fraction, filtered=True)
-        size = {"max_size": self.settings.ekfac_max_size} if self.settings.ekfac_max_size else {}
+        for filtered in (False, True):
+            yield self._for_epochs(trained, fraction, filtered=filtered)
+        size = methods.ekfac_size(self.settings)
         solver = ConjugateGradient(rtol=rtol, preconditioner=Ekfac(**size))
-        asked: dict[str, Any] = {"run": trained.length, "solver": solver}
-        compute = partial(influence_scores, trained.model, place.loss, place.train, place.test, **asked)
+        compute = partial(influence_scores, *trained.arguments, run=trained.length, solver=solver)
         yield methods.Method.of(PRECONDITIONED, compute, rtol=rtol, **size)
-        if isinstance(trained.run.rule, AdamRule):
-            yield from self._of_adam(place, trained)
+        if isinstance(
+            trained.training.rule, AdamRule
+        ):  # a damping for each parameter, for as many steps and epochs
+            for name, share in ((ADAM, 1.0), (ADAM_EPOCHS, fraction)):
+                compute = partial(_of_adam, trained, share=share, rtol=rtol)
+                yield methods.Method.of(name, compute, share=share, rtol=rtol)
         if self.settings.get("peers"):
-            yield from methods.peers(place, trained)
+            yield from methods.peers(trained)
 
-    def _of_adam(self, place: Network, trained: Trained) -> Iterator[methods.Method]:
-        """Yield influence with a damping for each parameter, 1/τ of Adam's run, for as many steps and epochs."""
-        rtol, fraction = float(self.settings.rtol), float(self.settings.fraction)
-        data = (trained.model, place.loss, place.train)
-        for name, share in ((ADAM, 1.0), (ADAM_EPOCHS, fraction)):
-
-            def scores(share: float = share) -> Tensor:
-                times = share * adam_times(*data, trained.run)
-                return preconditioned_influence(*data, place.test, run=trained.run, times=times, rtol=rtol).scores
-
-            yield methods.Method.of(name, scores, share=share, rtol=rtol)
-
-    def _for_epochs(self, place: Network, trained: Trained, fraction: float, *, filtered: bool) -> methods.Method:
+    def _for_epochs(self, trained: Trained, fraction: float, *, filtered: bool) -> methods.Method:
         """Return influence, or its filter, with the length of a retraining of as many epochs of a fraction."""
         rtol = float(self.settings.rtol)
         asked: dict[str, Any] = {"run": trained.length, "rtol": rtol, "filtered": filtered}
         asked["retraining"] = Retraining.as_many_epochs(fraction)
-        compute = partial(influence_scores, trained.model, place.loss, place.train, place.test, **asked)
+        compute = partial(influence_scores, *trained.arguments, **asked)
         name = FILTER_EPOCHS if filtered else RUN_EPOCHS
         return methods.Method.of(name, compute, fraction=fraction, rtol=rtol)
 
     def _unit(self, place: Network, method: methods.Method) -> dict[str, Any]:
-        if "networks" in method.key:  # of other seeds: the same for each that is scored
-            place = self.network
-        key = place.key | {"num_queries": self.settings.num_queries}
-        key |= {"method": method.name, "damping": method.damping} | method.key
-        about = f"{method.name} of {self.network.label}"
-        return self.run.unit("attribution/scores", key, partial(self.stopwatch, method), version=2, about=about)
+        # Networks of other seeds are the same for each that is scored.
+        return methods.scored(self.network if "networks" in method.key else place, self.stopwatch, method)
 
     def _averaged(self) -> _Row:
         """Return the unrolled derivative, averaged over starts and orders by which nothing is judged."""
-        first, scores, seconds = len(self.places), [], 0.0
+        first, scores, seconds = len(self.trained), [], 0.0
         for seed in range(first, first + int(self.settings.num_averaged)):
-            place = self.network.at(seed)
-            trained = place.trained(seed)
-
-            def compute(place: Network = place, trained: Trained = trained) -> Tensor:
-                arguments = (trained.model, place.loss, place.train, place.test)
-                return unrolled_response(*arguments, run=trained.run).scores
-
-            own = self._unit(place, methods.Method.of(methods.UNROLLED, compute))
+            trained = self.network.at(seed).trained(seed)
+            own = self._unit(trained, methods.Method.of(methods.UNROLLED, partial(methods.unrolled, trained)))
             scores.append(own["scores"].double())
             seconds += own["seconds"] + trained.seconds
-        predicted = np.repeat(self._predictions([sum(scores) / len(scores)]), len(self.places), axis=0)
+        predicted = np.repeat(self._predictions([sum(scores) / len(scores)]), len(self.trained), axis=0)
         return _Row(AVERAGED, None, "done", predicted, seconds)
 
     # ------------------------------------------------------------------------------- tables
@@ -285,7 +258,7 @@ class _Board:
                 behind = lds_of_predictions(pair, self.bank, against=against)  # type: ignore[arg-type]
                 found = {"method": name, "against": against, "damping": row.damping}
                 found |= (
-                    columns(self._lds(row, against)) | columns(behind, "behind") | {"networks": len(self.places)}
+                    columns(self._lds(row, against)) | columns(behind, "behind") | {"networks": len(self.trained)}
                 )
                 found |= {
                     "as good as the best": behind.low <= 0,
@@ -332,12 +305,12 @@ class _Board:
                 pair = [self._best[name, against].predicted for name in (first, second)]
                 found = lds_of_predictions(pair, self.bank, against=against)  # type: ignore[arg-type]
                 asked = {"against": against, "question": question, "first": first, "second": second}
-                rows.append(asked | columns(found, "difference") | {"networks": len(self.places)})
+                rows.append(asked | columns(found, "difference") | {"networks": len(self.trained)})
         return rows
 
     def _rank_table(self, predicted: dict[str, Array | None]) -> pd.DataFrame:
         """Return the rank of each half among all, by query and network, for every row."""
-        network, half, query = np.indices((len(self.places), *self.bank.single_run.shape[1:])).reshape(3, -1)
+        network, half, query = np.indices((len(self.trained), *self.bank.single_run.shape[1:])).reshape(3, -1)
         found = {name: _ranks(own) for name, own in predicted.items() if own is not None}
         return (
             pd.DataFrame({"network": network, "half": half, "query": query} | found) if found else pd.DataFrame()
@@ -370,18 +343,8 @@ class _Board:
         rows: list[dict[str, Any]] = []
         ranks: dict[str, Array | None] = {}
         for rtol in map(float, self.settings.rtols):
-            results = []
-            for k, (place, trained) in enumerate(zip(self.places, self.trained, strict=True)):
-
-                def solve(
-                    place: Network = place, trained: Trained = trained, rtol: float = rtol
-                ) -> dict[str, Any]:
-                    asked: dict[str, Any] = {"run": trained.length, "solver": ConjugateGradient(rtol=rtol)}
-                    found = influence(trained.model, place.loss, place.train, place.test, **asked)
-                    return {"scores": found.scores, "products": found.solution.num_matvecs}
-
-                key = place.key | {"num_queries": self.settings.num_queries, "rtol": rtol, "network": k}
-                results.append(self.run.unit("board/residual", key, solve, version=1))
+            asked = {"num_queries": self.settings.num_queries, "rtol": rtol}
+            results = [_cut_off(trained, **asked, network=k) for k, trained in enumerate(self.trained)]
             predicted = self._predictions([r["scores"] for r in results])
             ranks[f"{rtol:g}"] = predicted
             products = float(np.mean([r["products"] for r in results])) / int(self.settings.num_queries)
@@ -401,7 +364,7 @@ class _Board:
                 break
             bank = self.bank
             if fraction != self.settings.fraction:
-                bank = bank_of(self.run, self.network, fraction=fraction, num_standard=num)
+                bank = bank_of(self.network, fraction=fraction, num_standard=num)
             ranks = {f"measured, {against}": _measured(bank, against) for against in (SAME_SEED, STANDARD)}
             for name, against, asked, scores in self._scores_for(fraction):
                 place = label(asked.name, asked.damping)
@@ -417,17 +380,28 @@ class _Board:
         for name in (methods.RUN_DAMPING, methods.FILTER, methods.EKFAC, methods.UNROLLED, methods.DOT):
             for against in (SAME_SEED, STANDARD):
                 scores = []
-                for place, trained in zip(self.places, self.trained, strict=True):
+                for trained in self.trained:
                     if against == STANDARD and name in (methods.RUN_DAMPING, methods.FILTER):
-                        method = self._for_epochs(place, trained, fraction, filtered=name == methods.FILTER)
+                        method = self._for_epochs(trained, fraction, filtered=name == methods.FILTER)
                     else:
-                        best = self._best[name, against].damping
-                        same = (
-                            m for m in methods.own_scores(place, trained) if m.name == name and m.damping == best
-                        )
-                        method = next(same)
-                    scores.append(self._unit(place, method)["scores"])
+                        best, every = self._best[name, against].damping, methods.own_scores(trained)
+                        method = next(m for m in every if m.name == name and m.damping == best)
+                    scores.append(self._unit(trained, method)["scores"])
                 yield name, against, method, scores
+
+
+def _of_adam(trained: Trained, *, share: float, rtol: float) -> Tensor:
+    """Return influence with a damping for each parameter, 1/τ of Adam's run."""
+    times = share * adam_times(trained.model, trained.loss, trained.train, trained.training)
+    return preconditioned_influence(*trained.arguments, run=trained.training, times=times, rtol=rtol).scores
+
+
+@unit("board/residual", version=1, about="influence of {seed_name} to a residual of {rtol:g}")
+def _cut_off(trained: Trained, /, *, rtol: float, **_: Any) -> dict[str, Any]:
+    """Return the scores of influence by plain CG, cut off at a residual, and the products."""
+    asked: dict[str, Any] = {"run": trained.length, "solver": ConjugateGradient(rtol=rtol)}
+    found = influence(*trained.arguments, **asked)
+    return {"scores": found.scores, "products": found.solution.num_matvecs}
 
 
 def _measured(bank: Bank, against: str) -> Array:

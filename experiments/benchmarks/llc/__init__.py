@@ -35,7 +35,7 @@ from omegaconf import DictConfig
 
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target
 from experiments.benchmarks.llc import exact, peers
-from experiments.benchmarks.parts import draw_parts, judge_parts
+from experiments.benchmarks.parts import compute_parts, draw_parts, judge_parts
 
 TARGET = Target(
     __name__,
@@ -48,22 +48,19 @@ TARGET = Target(
         "exact.num_examples": "infinity (Aoyagi 2024)",
     },
 )
-PARTS = {"peers": peers, "exact": exact}
+PARTS = {"peers": [peers], "exact": [exact]}
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return the tables of `parts`."""
-    tables: dict[str, pd.DataFrame] = {}
-    for name in cfg.parts:
-        tables |= PARTS[name].compute(run, cfg)
-    return tables
+    return compute_parts(PARTS, run, cfg)
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge what `parts` asked for."""
-    return judge_parts({name: [part] for name, part in PARTS.items()}, computed, claims)
+    return judge_parts(PARTS, computed, claims)
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the estimates beside their seconds, what else the peers have, and the exact values."""
-    return draw_parts({"peers": peers}, computed)
+    """Return the estimates beside the polynomials, and their seconds."""
+    return draw_parts(PARTS, computed)

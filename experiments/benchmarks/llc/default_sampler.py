@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from curvlab.curvature import HessianOperator
-from curvlab.lab import ClaimResult, ClaimSheet, Interval, Run, out_of_reach, t_interval
+from curvlab.lab import ClaimResult, ClaimSheet, Interval, out_of_reach, t_interval, unit
 from curvlab.lab import judge as verdict
 from curvlab.problem import stack
 from curvlab.sampling import default_nbeta, estimate_llc
@@ -72,13 +71,11 @@ def steps(ours: Mapping[str, Any], small_batch: int) -> list[_Step]:
     return found
 
 
-def default_sampler_table(run: Run, task: TrainedTask, settings: DictConfig) -> pd.DataFrame:
+def default_sampler_table(task: TrainedTask) -> pd.DataFrame:
     """Return one row for each of `steps`: devinterp's estimate, ours at the same settings, and the parts between.
 
     Args:
-        run: seeds, store.
-        task: a classifier.
-        settings: of the target; `default_sampler` has `num_repeats` (0: no row), `num_chains`, and
+        task: a classifier; of its settings `default_sampler` has `num_repeats` (0: no row), `num_chains`, and
             `num_measured_chains` where the batches' loss is judged, `small_batch`, `all_every`, draws between
             losses over all the data, and, of what is told, `num_states` of the chains' last and `num_probes` of
             their Σ.
@@ -91,7 +88,7 @@ def default_sampler_table(run: Run, task: TrainedTask, settings: DictConfig) -> 
     are 95 % t over all chains of all repeats. Without devinterp its columns are empty, and so they are where it
     diverges, which `problem` says.
     """
-    own = settings.default_sampler
+    settings, own = task.settings, task.settings.default_sampler
     ours = {name: settings[name] for name in ("step_size", "localization", "num_draws", "num_burnin_steps")}
     ours |= {"nbeta": default_nbeta(task.num_train), "initial_loss": task.train_loss, "replacement": True}
     ours |= {"batch_size": settings.batch_size, "num_chains": own.num_chains}
@@ -99,7 +96,7 @@ def default_sampler_table(run: Run, task: TrainedTask, settings: DictConfig) -> 
         return pd.DataFrame(columns=list(COLUMNS))
     rows = []
     for step in steps(ours, own.small_batch):
-        found = [_repeat(run, task, step, repeat, own) for repeat in range(own.num_repeats)]
+        found = [_repeat(task, step, repeat, own) for repeat in range(own.num_repeats)]
         shown = {name: step.setting[name] for name in (*DEFAULTS, "batch_size")} | {"nbeta": _nbeta(step.setting)}
         rows.append({"step": step.name, "change": step.change} | shown | summary(found))
     return pd.DataFrame(rows, columns=list(COLUMNS))
@@ -110,15 +107,12 @@ def _nbeta(setting: Mapping[str, Any]) -> float:
     return default_nbeta(setting["batch_size"]) if setting["nbeta"] is None else setting["nbeta"]
 
 
-def _repeat(run: Run, task: TrainedTask, step: _Step, repeat: int, own: DictConfig) -> dict[str, Any]:
+def _repeat(task: TrainedTask, step: _Step, repeat: int, own: DictConfig) -> dict[str, Any]:
     """Return our chains' estimates and, where it is installed, devinterp's and the parts of the difference."""
     setting = step.setting
     names = ("step_size", "localization", "num_draws", "num_burnin_steps", "batch_size", "num_chains")
     of_ours = {name: setting[name] for name in names} | {"nbeta": _nbeta(setting)}
-    about = f"LLC at the settings of {step.name}, repeat {repeat}"
-    key = task.key | of_ours | {"repeat": repeat}
-    compute = partial(_ours, run, task, of_ours, repeat)
-    found = dict(run.unit("benchmarks/llc_default_sampler_ours", key, compute, version=1, about=about))
+    found = dict(_ours(task, of_ours, repeat=repeat, **of_ours))
     if available("devinterp"):
         # Elsewhere what is told of the batches is a small part of the estimate, and one state will do.
         measured = {"all_every": own.all_every, "num_states": own.num_states, "num_probes": own.num_probes}
@@ -127,20 +121,20 @@ def _repeat(run: Run, task: TrainedTask, step: _Step, repeat: int, own: DictConf
             of_peer |= measured
         if step.name in MEASURED and not setting["replacement"]:
             of_peer["num_chains"] = own.num_measured_chains
-        key = task.key | of_peer | {"repeat": repeat, "peer": "devinterp 1.3.2"}
-        compute = partial(_peer, run, task, of_peer, repeat)
-        found |= run.unit("benchmarks/llc_default_sampler", key, compute, version=1, about=f"devinterp's {about}")
+        found |= _peer(task, of_peer, repeat=repeat, peer="devinterp 1.3.2", **of_peer)
     return found
 
 
-def _ours(run: Run, task: TrainedTask, setting: dict[str, Any], repeat: int) -> dict[str, Any]:
-    generator = run.generator("llc_default_sampler", "curvlab", repeat)
+@unit("benchmarks/llc_default_sampler_ours", version=1, about="LLC, steps of {step_size:g}, repeat {repeat}")
+def _ours(task: TrainedTask, setting: dict[str, Any], /, *, repeat: int, **_: Any) -> dict[str, Any]:
+    generator = task.run.generator("llc_default_sampler", "curvlab", repeat)
     llc = estimate_llc(task.model, nn.CrossEntropyLoss(), task.train, **setting, generator=generator)
     return {"curvlab": llc.per_chain.double().tolist()}
 
 
-def _peer(run: Run, task: TrainedTask, setting: dict[str, Any], repeat: int) -> dict[str, Any]:
-    generator = run.generator("llc_default_sampler", "devinterp", repeat)
+@unit("benchmarks/llc_default_sampler", version=1, about="{peer}, steps of {step_size:g}, repeat {repeat}")
+def _peer(task: TrainedTask, setting: dict[str, Any], /, *, repeat: int, **_: Any) -> dict[str, Any]:
+    generator = task.run.generator("llc_default_sampler", "devinterp", repeat)
     data = stack(task.train, torch.arange(task.num_train))
     seed = int(torch.randint(2**31, (), generator=generator))
     try:

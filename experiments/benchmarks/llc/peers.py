@@ -17,7 +17,18 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, exact, out_of_reach, panels, plots, t_interval
+from curvlab.lab import (
+    ClaimResult,
+    ClaimSheet,
+    Computed,
+    Run,
+    exact,
+    out_of_reach,
+    panels,
+    plots,
+    t_interval,
+    unit,
+)
 from curvlab.lab import judge as verdict
 from curvlab.problem import stack
 from curvlab.sampling import LLC, default_nbeta, effective_sample_size, estimate_llc, split_rhat
@@ -41,17 +52,9 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     (task,) = (each.trained() for each in Task.each(run, cfg))
     settings = task.settings
     setting = {name: settings[name] for name in SHARED}
-    results: dict[Turn, dict[str, Any]] = {}
-    for turn in run.progress(list(product(settings.num_threads, range(settings.num_repeats))), "repeats"):
-        key = task.key | setting | {"methods": methods, "threads": turn[0], "repeat": turn[1]}
-        about = f"LLC of {task.label}, {turn[0]} threads, repeat {turn[1]}"
-        repeat = partial(_repeat, task, setting, methods, turn)
-        results[turn] = run.unit("benchmarks/llc", key, repeat, version=2, about=about)
-    floors = {}
-    for num_threads in settings.num_threads:
-        about = f"floor of {task.label}, {num_threads} threads"
-        key, floor = task.key | setting | {"threads": num_threads}, partial(_floor, task, setting, num_threads)
-        floors[num_threads] = run.unit("benchmarks/llc_floor", key, floor, version=1, about=about)
+    turns = run.progress(list(product(settings.num_threads, range(settings.num_repeats))), "repeats")
+    results = {turn: _repeat(task, **setting, methods=methods, threads=turn[0], repeat=turn[1]) for turn in turns}
+    floors = {threads: _floor(task, **setting, threads=threads) for threads in settings.num_threads}
     table = pd.DataFrame([row for turn in results for row in _rows(task, turn, results[turn], methods)])
     run.note(
         load_average=load_average(),
@@ -63,7 +66,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         "timings": _timing_table(results, floors, methods),
         "known": polynomials.known_table(run, cfg.known),
         "power": power_table(run, cfg.power),
-        "default_sampler": default_sampler.default_sampler_table(run, task, settings),
+        "default_sampler": default_sampler.default_sampler_table(task),
     }
 
 
@@ -95,12 +98,15 @@ METHODS: dict[str, Callable[[TrainedTask, Setting, torch.Generator], Tensor]] = 
 }
 
 
-def _repeat(task: TrainedTask, setting: Setting, methods: list[str], turn: Turn) -> dict[str, Any]:
+@unit("benchmarks/llc", version=2, about="LLC of {seed_name}, {threads} threads, repeat {repeat}")
+def _repeat(task: TrainedTask, /, *, methods: list[str], threads: int, repeat: int, **key: Any) -> dict[str, Any]:
     """Return estimates of every chain, R-hat and seconds by method."""
+    setting = {name: key[name] for name in SHARED}
     # Turn about: the first of one repeat is the last of the next.
-    order = methods if turn[1] % 2 == 0 else methods[::-1]
-    with kernel_threads(turn[0]):
-        return {name: _measured(name, task, setting, task.run.generator("llc", name, *turn)) for name in order}
+    order = methods if repeat % 2 == 0 else methods[::-1]
+    with kernel_threads(threads):
+        seeds = {name: task.run.generator("llc", name, threads, repeat) for name in order}
+        return {name: _measured(name, task, setting, seed) for name, seed in seeds.items()}
 
 
 def _measured(name: str, task: TrainedTask, setting: Setting, generator: torch.Generator) -> dict[str, Any]:
@@ -124,8 +130,9 @@ def _measured(name: str, task: TrainedTask, setting: Setting, generator: torch.G
     }
 
 
-def _floor(task: TrainedTask, setting: Setting, num_threads: int) -> dict[str, Any]:
-    with kernel_threads(num_threads):
+@unit("benchmarks/llc_floor", version=1, about="floor of {seed_name}, {threads} threads")
+def _floor(task: TrainedTask, /, *, threads: int, **setting: Any) -> dict[str, Any]:
+    with kernel_threads(threads):
         return dict(floor_seconds(task.model, setting, num_steps=20))
 
 
@@ -287,16 +294,19 @@ def power_table(run: Run, cfg: DictConfig) -> pd.DataFrame:
     for num_draws, correlation, drift in product(cfg.num_draws, cfg.correlations, cfg.drifts):
         cell = {"num_chains": cfg.num_chains, "num_draws": num_draws, "correlation": correlation}
         sizes = {"num_repeats": cfg.num_repeats, "relative_sd": cfg.relative_sd}
-        key = cell | {"drift": drift} | sizes
-        generator = run.generator("llc_power", str(num_draws), str(correlation))  # equal noise for every drift
-        shares = run.unit("benchmarks/llc_power", key, partial(_shares, **key, generator=generator), version=1)
+        shares = _shares(run, **cell, drift=drift, **sizes)
         worth = cfg.num_chains * num_draws * (1 - correlation) / (1 + correlation)
         rows.append(cell | {"worth": worth, "drift": drift} | shares)
     return pd.DataFrame(rows)
 
 
-def _shares(*, drift: float, num_repeats: int, relative_sd: float, **noise: Any) -> dict[str, Any]:
-    chains = 1 + relative_sd * autoregressive(num_repeats, **noise)
+@unit("benchmarks/llc_power", version=1)
+def _shares(
+    run: Run, /, *, num_draws: int, correlation: float, drift: float, num_repeats: int, **key: Any
+) -> dict[str, Any]:
+    generator = run.generator("llc_power", str(num_draws), str(correlation))  # equal noise for every drift
+    noise: dict[str, Any] = {"num_draws": num_draws, "correlation": correlation, "generator": generator}
+    chains = 1 + key["relative_sd"] * autoregressive(num_repeats, num_chains=key["num_chains"], **noise)
     chains += drift * torch.linspace(-0.5, 0.5, chains.shape[-1], dtype=torch.float64)
     settings: dict[str, Any] = {"initial_loss": 0.0, "nbeta": 1.0, "step_size": 1.0, "localization": 0.0}
     settings |= {"num_examples": 1, "num_gradients": 0}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -15,63 +14,59 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, exact
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, exact, unit
 from curvlab.lab import judge as verdict
 from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Solver
+from experiments.benchmarks.parts import tasks_of
 from experiments.benchmarks.solvers.preconditioners import (
     JUDGED,
     PEER,
+    FittedSystems,
     curvlinops_inverse,
     fitted_systems,
+    largest_residual,
     preconditioners_of,
-    systems_key,
 )
-from experiments.shared.systems import Systems
-from experiments.shared.task import TrainedTask
 
 
-def compute(run: Run, tasks: Iterable[tuple[TrainedTask, DictConfig]]) -> dict[str, pd.DataFrame]:
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return `operations`: a row for each task and preconditioner, operations a system, and its residual."""
     rows: list[dict[str, Any]] = []
-    for task, settings in tasks:
-        systems, _ = fitted_systems(run, task, settings)
-        for label, (solve, num) in _ways(run, systems, settings).items():
-            key = systems_key(systems) | {"label": label, "target": JUDGED, "num": num}
-            key |= dict(settings.curvlinops) if label == PEER else {}
-            about = f"operations of {label} on {task.label}"
-            counted = partial(counted_solve, systems, num, solve)
-            found = run.unit("preconditioners/operations", key, counted, version=1, about=about)
-            rows.append({"task": task.label, "preconditioner": label, "fitted": settings.fitted} | found)
+    for task in tasks_of(run, cfg, "preconditioners"):
+        settings, systems = task.settings, fitted_systems(task.trained())
+        asked = {label: {"num": settings.num_rhs} for label in preconditioners_of(settings)}
+        asked["CG"] = {"num": settings.num_cg}
+        if settings.curvlinops is not None and importlib.util.find_spec("curvlinops") is not None:
+            asked[PEER] = {"num": settings.num_cg, **settings.curvlinops}
+        for label, of in asked.items():
+            names = {"task": task.label, "preconditioner": label, "fitted": settings.fitted}
+            rows.append(names | _counted(systems, label=label, target=JUDGED, **of))
     return {"operations": pd.DataFrame(rows)} if rows else {}
 
 
-def _ways(run: Run, systems: Systems, settings: DictConfig) -> dict[str, tuple[Callable[[Tensor], Tensor], int]]:
-    """Return by label what solves for some right-hand sides, and how many it is given."""
-
-    def by(solver: Solver) -> Callable[[Tensor], Tensor]:
-        generator = run.generator("preconditioners", systems.task.seed_name)
-        return lambda b: solver.solve(systems.damped, b, generator=generator).x
-
-    ways = {
-        label: (by(BlockConjugateGradient(JUDGED, preconditioner=preconditioner)), settings.num_rhs)
-        for label, preconditioner in preconditioners_of(settings).items()
-    }
-    ways["CG"] = by(ConjugateGradient(JUDGED)), settings.num_cg
-    if settings.curvlinops is not None and importlib.util.find_spec("curvlinops") is not None:
-        inverse = curvlinops_inverse(systems, **settings.curvlinops)
-        ways[PEER] = lambda b: (inverse @ b).detach(), settings.num_cg
-    return ways
-
-
-def counted_solve(systems: Systems, num: int, solve: Callable[[Tensor], Tensor]) -> dict[str, float]:
+@unit("preconditioners/operations", version=1, about="operations of {label} on {seed_name}")
+def _counted(systems: FittedSystems, /, *, label: str, num: int, **_: Any) -> dict[str, float]:
     """Return operations for each of the first `num` systems, nan where one has not arrived, and their residual."""
-    b = systems.right_hand_sides[:, :num].contiguous()
+    b, solve = systems.right_hand_sides[:, :num].contiguous(), _way(systems, label)
     systems.operator @ b[:, :1]  # the first product looks at an example, too: not counted
     with Operations() as counted:
         x = solve(b)
-    residual = float(((systems.damped @ x - b).norm(dim=0) / b.norm(dim=0)).max())
+    residual = largest_residual(systems, x, b)
     arrived = residual <= 1.01 * JUDGED  # in single precision
     return {"operations": counted.total / num if arrived else math.nan, "residual": residual}
+
+
+def _way(systems: FittedSystems, label: str) -> Callable[[Tensor], Tensor]:
+    """Return what solves for some right-hand sides."""
+    settings = systems.task.settings
+    if label == PEER:
+        inverse = curvlinops_inverse(systems, **settings.curvlinops)
+        return lambda b: (inverse @ b).detach()
+    generator = systems.task.generator("preconditioners")
+    solver: Solver = ConjugateGradient(JUDGED)
+    if label != "CG":
+        solver = BlockConjugateGradient(JUDGED, preconditioner=preconditioners_of(settings)[label])
+    return lambda b: solver.solve(systems.damped, b, generator=generator).x
 
 
 # ------------------------------------------------------------------------------------ counting

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator, HessianOperator
-from curvlab.lab import Computed, Run, panels, plots
+from curvlab.lab import Computed, Run, panels, plots, unit
 from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, Interval, out_of_reach, t_interval
 from curvlab.lab.claims import judge as verdict
 from curvlab.linalg import flatten
@@ -52,11 +52,11 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:
         for name, settings in run.progress(list(own["models"].items()), "models"):
             seed = run.generator("model", name).initial_seed()
-            task = {"settings": settings, "seed": seed, "device": str(run.device)} | counts
-            compute_apart = partial(_measured_in, apart, task)
-            about = f"time and memory of {name}"
-            measured = run.unit("benchmarks/models/cost", task, compute_apart, version=2, about=about)
-            errors = _rounding(run, name, settings, own)
+            measured = _cost(run, apart, settings=settings, seed=seed, device=str(run.device), **counts)
+            less = settings | {"batch_size": own["num_rounding_examples"]}
+            vectors = {"num_vectors": own["num_rounding_vectors"]}
+            found = _rounding(run, model=name, settings=less, **vectors, device=run.device.type)["rows"]
+            errors = pd.DataFrame([{"model": name} | row for row in found]).reindex(columns=ROUNDING)
             repeats.append(repeats_of(name, measured))
             rows.append(_summary(name, measured, repeats[-1], errors))
             rounding.append(errors)
@@ -65,7 +65,8 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
 
 
 # ------------------------------------------------------------------------------------ memory and time
-def _measured_in(apart: ProcessPoolExecutor, task: dict[str, Any]) -> dict[str, Any]:
+@unit("benchmarks/models/cost", version=2, about="time and memory of {settings[model][_target_]}")
+def _cost(run: Run, apart: ProcessPoolExecutor, /, **task: Any) -> dict[str, Any]:
     return apart.submit(measure, task).result()
 
 
@@ -171,17 +172,10 @@ def _summary(name: str, measured: dict[str, Any], repeats: pd.DataFrame, errors:
 
 
 # ------------------------------------------------------------------------------------ rounding
-def _rounding(run: Run, name: str, settings: dict[str, Any], own: dict[str, Any]) -> pd.DataFrame:
-    settings = settings | {"batch_size": own["num_rounding_examples"]}
-    count = own["num_rounding_vectors"]
-    key = {"settings": settings, "num_vectors": count, "device": run.device.type, "model": name}
-
-    def rows() -> dict[str, Any]:
-        generator = run.generator("rounding", name)
-        return {"rows": rounding_errors(settings, num_vectors=count, generator=generator, device=run.device)}
-
-    found = run.unit("benchmarks/models/rounding", key, rows, version=1, about=f"rounding of {name}")
-    return pd.DataFrame([{"model": name} | row for row in found["rows"]]).reindex(columns=ROUNDING)
+@unit("benchmarks/models/rounding", version=1, about="rounding of {model}")
+def _rounding(run: Run, /, *, model: str, settings: dict[str, Any], num_vectors: int, **_: Any) -> dict[str, Any]:
+    generator = run.generator("rounding", model)
+    return {"rows": rounding_errors(settings, num_vectors=num_vectors, generator=generator, device=run.device)}
 
 
 ROUNDING = ["model", "matrix", "precision", "batches", "status", "error", "error_converted"]

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, unit
 from curvlab.lab import judge as verdict
 from curvlab.optim import NGD
 from curvlab.optim.ngd import fitting_rank
@@ -28,18 +28,8 @@ _WARM_UP = 12  # calls: the ten first updates, and on to a multiple of 4
 
 PARTS = ("products", "double products", "eigendecompositions", "element by element", "views")
 _PRODUCTS = {"bmm", "baddbmm", "mm", "addmm"}
-_VIEWS = {
-    "view",
-    "transpose",
-    "slice",
-    "unsqueeze",
-    "expand",
-    "select",
-    "split",
-    "unbind",
-    "as_strided",
-    "permute",
-}
+_VIEWS = {"view", "transpose", "permute", "unsqueeze", "expand"}  # in another shape
+_VIEWS |= {"slice", "select", "split", "unbind", "as_strided"}  # of a part
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
@@ -71,9 +61,7 @@ def _model_table(run: Run, name: str, own: dict[str, Any]) -> pd.DataFrame:
     key["device"] = run.device.type
     rows: list[dict[str, Any]] = []
     for repeat in run.progress(range(own["num_repeats"]), name):
-        measure = partial(_timed, run, name, repeat, **key)
-        about = f"steps of {name}, repeat {repeat}"
-        times = run.unit("benchmarks/ngd_step", key | {"repeat": repeat}, measure, version=2, about=about)
+        times = _timed(run, name, **key, repeat=repeat)
         adam = np.asarray(times["adam"]).mean(1)
         for optimizer in OPTIMIZERS:
             periods = 1e3 * np.asarray(times[optimizer])  # (periods, steps), milliseconds
@@ -86,7 +74,8 @@ def _model_table(run: Run, name: str, own: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _timed(run: Run, name: str, repeat: int, **own: Any) -> dict[str, Any]:
+@unit("benchmarks/ngd_step", version=2, about="steps of {model[_target_]}, repeat {repeat}")
+def _timed(run: Run, name: str, /, *, repeat: int, **own: Any) -> dict[str, Any]:
     """Return seconds of each step, (periods, update_period), by optimizer."""
     ngd, period = own["ngd"], int(own["ngd"]["update_period"])
     products = partial(_Products, rank=ngd["rank"], update_period=period)
@@ -237,8 +226,7 @@ def _part_rows(run: Run, name: str, own: dict[str, Any]) -> list[dict[str, Any]]
     the parameters' own products count as double.
     """
     key = {"model": own["models"][name], "ngd": own["ngd"], "num_repeats": own["parts"]["num_repeats"]}
-    measure = partial(_parts, run, name, **key)
-    found = run.unit("benchmarks/ngd_step_parts", key, measure, version=1, about=f"parts of a step of {name}")
+    found = _parts(run, name, **key)
     parts = found["parts"] | {whole: {"milliseconds": found[whole]} for whole in ("ngd", "adam")}
     least = sum(parts[part]["milliseconds"] for part in PARTS[:3]) + sum(parts[p]["calling"] for p in PARTS[3:])
     parts["least"] = {"milliseconds": least}
@@ -252,7 +240,10 @@ def _part_rows(run: Run, name: str, own: dict[str, Any]) -> list[dict[str, Any]]
     ]
 
 
-def _parts(run: Run, name: str, *, model: dict[str, Any], ngd: dict[str, Any], num_repeats: int) -> dict[str, Any]:
+@unit("benchmarks/ngd_step_parts", version=1, about="parts of a step of {model[_target_]}")
+def _parts(
+    run: Run, name: str, /, *, model: dict[str, Any], ngd: dict[str, Any], num_repeats: int
+) -> dict[str, Any]:
     period = int(ngd["update_period"])
     with kernel_threads(1):
         network = _with_gradients(model, run.generator("gradients", name, "parts"), torch.device("cpu"))

@@ -105,6 +105,12 @@ def _reason(log: str) -> str:
     return f"failed: {last[:160]}"
 
 
+def limits_of(settings: DictConfig) -> tuple[str | None, dict[str, float]]:
+    """Return the peers' Python, which belongs to a machine, not to a result, and the limits of `measure`."""
+    limits = {"time_limit": settings.time_limit, "memory_limit": settings.memory_limit}
+    return settings.peers_python or os.environ.get("CURVLAB_PEERS_PYTHON") or None, limits
+
+
 def stored_network(model: nn.Module, settings: DictConfig, train: Pair, test: Pair) -> dict[str, Any]:
     """Return a network and its data as `worker.TrainedNetwork` reads them, but for the damping.
 

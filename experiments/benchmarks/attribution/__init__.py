@@ -78,17 +78,10 @@ far more than rounding: a ReLU that is near zero for one example is on in one wa
 
 from __future__ import annotations
 
-import pandas as pd
-import torch
-from matplotlib.figure import Figure
-from omegaconf import DictConfig
-
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target
-from experiments.benchmarks.attribution import claims as scores_claims
+from curvlab.lab import Target
+from experiments.benchmarks.attribution import claims, exactness, plot, retraining
 from experiments.benchmarks.attribution import compute as scores
-from experiments.benchmarks.attribution import exactness, plot, retraining
-from experiments.benchmarks.parts import compute_parts, draw_parts, judge_parts
-from experiments.shared.gauges import load_average
+from experiments.benchmarks.parts import of_parts
 
 TARGET = Target(
     __name__,
@@ -108,21 +101,5 @@ TARGET = Target(
     },
     timings=("retraining", "retraining_timing", "floors", "faster-together-*", "*halves*"),
 )
-PARTS = {"scores": [scores, scores_claims, plot], "libraries": [exactness], "retraining": [retraining]}
-
-
-def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return the tables of `parts`."""
-    tables = compute_parts(PARTS, run, cfg)
-    run.note(load_average=load_average(), threads=torch.get_num_threads())
-    return tables
-
-
-def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
-    """Judge scores and retraining, where `parts` asked for them."""
-    return judge_parts(PARTS, computed, claims)
-
-
-def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the LDS of methods, and the libraries beside exact scores."""
-    return draw_parts(PARTS, computed)
+PARTS = {"scores": [scores, claims, plot], "libraries": [exactness], "retraining": [retraining]}
+compute, judge, draw = of_parts(PARTS)

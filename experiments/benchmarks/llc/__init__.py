@@ -29,13 +29,9 @@ quarter below that coefficient (`asymptote-chosen`): a localization holds direct
 
 from __future__ import annotations
 
-import pandas as pd
-from matplotlib.figure import Figure
-from omegaconf import DictConfig
-
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target
+from curvlab.lab import Target
 from experiments.benchmarks.llc import exact, peers
-from experiments.benchmarks.parts import compute_parts, draw_parts, judge_parts
+from experiments.benchmarks.parts import of_parts
 
 TARGET = Target(
     __name__,
@@ -48,19 +44,4 @@ TARGET = Target(
         "exact.num_examples": "infinity (Aoyagi 2024)",
     },
 )
-PARTS = {"peers": [peers], "exact": [exact]}
-
-
-def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return the tables of `parts`."""
-    return compute_parts(PARTS, run, cfg)
-
-
-def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
-    """Judge what `parts` asked for."""
-    return judge_parts(PARTS, computed, claims)
-
-
-def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the estimates beside the polynomials, and their seconds."""
-    return draw_parts(PARTS, computed)
+compute, judge, draw = of_parts({"peers": [peers], "exact": [exact]})

@@ -35,11 +35,8 @@ from experiments.shared.task import TrainedTask
 DEFAULTS = {"step_size": 0.01, "localization": 0.0, "num_draws": 100, "num_burnin_steps": 0, "nbeta": None}
 DEFAULTS |= {"initial_loss": None, "replacement": False}
 MEASURED = ("initial loss", "replacement", "small batches")  # what batches do, along their chains
-_INTERVALS = [
-    f"{name}{end}"
-    for name in ("estimate", "curvlab", "ratio", "sampler", "sampler_ratio")
-    for end in ("", "_low", "_high")
-]
+_SHOWN = ("estimate", "curvlab", "ratio", "sampler", "sampler_ratio")
+_INTERVALS = [f"{name}{end}" for name in _SHOWN for end in ("", "_low", "_high")]
 _PARTS = ("initial_loss_part", "initial_loss_sd", "sampler_told", "sampler_first_order")
 COLUMNS = ("step", "change", *DEFAULTS, "batch_size", "chains", *_INTERVALS, *_PARTS, "problem")
 
@@ -55,15 +52,14 @@ def steps(ours: Mapping[str, Any], small_batch: int) -> list[_Step]:
     """Return the settings from devinterp's defaults to `ours`, a change in each, and small batches."""
     setting: dict[str, Any] = {**ours, **DEFAULTS}
     found = [_Step("defaults", "", dict(setting))]
-    changes: list[tuple[str, str, tuple[str, ...]]] = [
-        ("step size", "its lr is ours", ("step_size",)),
-        ("localization", "ours, in place of none", ("localization",)),
-        ("length", "our burn-in and draws", ("num_burnin_steps", "num_draws")),
-        ("nbeta", "n/ln n, n the data, not the batch", ("nbeta",)),
-        ("initial loss", "over all the data, not its first batches", ("initial_loss",)),
-        ("replacement", "batches drawn with replacement", ("replacement",)),
-    ]
-    for name, change, keys in changes:
+    for name, change, *keys in (
+        ("step size", "its lr is ours", "step_size"),
+        ("localization", "ours, in place of none", "localization"),
+        ("length", "our burn-in and draws", "num_burnin_steps", "num_draws"),
+        ("nbeta", "n/ln n, n the data, not the batch", "nbeta"),
+        ("initial loss", "over all the data, not its first batches", "initial_loss"),
+        ("replacement", "batches drawn with replacement", "replacement"),
+    ):
         setting |= {key: ours[key] for key in keys}
         found.append(_Step(name, change, dict(setting)))
     own = {**ours, "batch_size": small_batch, "replacement": False}
@@ -162,18 +158,10 @@ def _peer(task: TrainedTask, setting: dict[str, Any], /, *, repeat: int, **_: An
     # Chains as far away as the defaults take them have no minimum that their steps relax to.
     if setting["step_size"] == DEFAULTS["step_size"]:
         return result | {"sampler_told": float("nan"), "sampler_first_order": float("nan")}
-    told = [
-        told_excess(
-            state,
-            data,
-            found.positions,
-            lr=setting["step_size"] * nbeta / 2,
-            shrinkage=setting["localization"] / nbeta,
-            num_probes=setting["num_probes"],
-            generator=generator,
-        )
-        for state in found.last[: setting["num_states"]]
-    ]
+    steps_of = {"lr": setting["step_size"] * nbeta / 2, "shrinkage": setting["localization"] / nbeta}
+    drawn: dict[str, Any] = {"num_probes": setting["num_probes"], "generator": generator}
+    states = found.last[: setting["num_states"]]
+    told = [told_excess(state, data, found.positions, **steps_of, **drawn) for state in states]
     decayed, first_order = np.mean(told, axis=0)
     return result | {"sampler_told": nbeta * float(decayed), "sampler_first_order": nbeta * float(first_order)}
 

@@ -17,25 +17,14 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from curvlab.lab import (
-    ClaimResult,
-    ClaimSheet,
-    Computed,
-    Run,
-    exact,
-    out_of_reach,
-    panels,
-    plots,
-    t_interval,
-    unit,
-)
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, exact, out_of_reach, panels, plots, unit
 from curvlab.lab import judge as verdict
 from curvlab.problem import stack
 from curvlab.sampling import LLC, default_nbeta, effective_sample_size, estimate_llc, split_rhat
 from curvlab.sampling.diagnostics import problems_of, standard_error
 from experiments.benchmarks.llc import default_sampler, polynomials
 from experiments.benchmarks.llc.devinterp_chains import available, devinterp_traces
-from experiments.shared.gauges import LayerProducts, kernel_threads, load_average
+from experiments.shared.gauges import LayerProducts, kernel_threads
 from experiments.shared.stats import mean
 from experiments.shared.task import Task, TrainedTask
 
@@ -56,10 +45,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     results = {turn: _repeat(task, **setting, methods=methods, threads=turn[0], repeat=turn[1]) for turn in turns}
     floors = {threads: _floor(task, **setting, threads=threads) for threads in settings.num_threads}
     table = pd.DataFrame([row for turn in results for row in _rows(task, turn, results[turn], methods)])
-    run.note(
-        load_average=load_average(),
-        reduced=[f"{name} is not installed" for name in METHODS if name not in methods],
-    )
+    run.note(reduced=[f"{name} is not installed" for name in METHODS if name not in methods])
     return {
         "table": table,
         "summary": summary_table(table),
@@ -142,15 +128,12 @@ def floor_seconds(model: nn.Module, setting: Mapping[str, Any], *, num_steps: in
     Scaled up from `num_steps` steps.
     """
     products = LayerProducts(model, setting["batch_size"]).in_a_loop
-    generator = torch.Generator().manual_seed(0)
     noise = torch.empty(sum(parameter.numel() for parameter in model.parameters()))
-
-    def normals() -> None:
-        noise.normal_(0.0, 1.0, generator=generator)
-
+    normals = partial(noise.normal_, 0.0, 1.0, generator=torch.Generator().manual_seed(0))
     scale = (setting["num_burnin_steps"] + setting["num_draws"]) / num_steps
     found = {}
-    for name, work in {"products": products, "normals": normals}.items():
+    works: dict[str, Callable[[], object]] = {"products": products, "normals": normals}
+    for name, work in works.items():
         work()
         start, cpu_start = time.perf_counter(), time.process_time()
         for _ in range(num_steps * setting["num_chains"]):
@@ -164,22 +147,21 @@ def floor_seconds(model: nn.Module, setting: Mapping[str, Any], *, num_steps: in
 def _rows(task: TrainedTask, turn: Turn, result: dict[str, Any], methods: list[str]) -> list[dict[str, Any]]:
     shared = {"model": task.label, "parameters": task.num_parameters, "n": task.num_train}
     shared |= {"threads": turn[0], "repeat": turn[1]}
-    return [
-        shared
-        | {"method": name, "chain": chain, "llc": value}
-        | {key: result[name][key] for key in ("rhat", "problem")}
-        for name in methods
-        for chain, value in enumerate(result[name]["per_chain"])
-    ]
+    rows = []
+    for name in methods:
+        quality = {key: result[name][key] for key in ("rhat", "problem")}
+        chains = enumerate(result[name]["per_chain"])
+        rows += [shared | {"method": name, "chain": chain, "llc": value} | quality for chain, value in chains]
+    return rows
 
 
 def summary_table(table: pd.DataFrame) -> pd.DataFrame:
     """Return each method's mean over all chains of all repeats, with its 95 % t interval."""
     rows = []
     for (model, method), own in table.groupby(["model", "method"], sort=False):
-        interval = t_interval(own.llc.to_numpy(), unit="chains")
         row = {"model": model, "parameters": own.parameters.iloc[0], "n": own.n.iloc[0], "method": method}
-        row |= {"chains": len(own), "llc": own.llc.mean(), "low": interval.low, "high": interval.high}
+        value, interval = mean(own.llc, unit="chains")
+        row |= {"chains": len(own), "llc": value, "low": interval.low, "high": interval.high}
         row |= {"between_chains": own.llc.std(), "worst_rhat": own.rhat.max()}
         rows.append(row | {"problems": "; ".join(sorted(set(own.problem) - {""}))})
     summary = pd.DataFrame(rows)
@@ -249,9 +231,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
     summary = computed["summary"]
     _draw_estimates(left, summary)
     polynomials.draw(right, computed["known"])
-    chains = " and ".join(
-        f"{number:.0f}" for number in (summary.chains.min(), computed.config["known"]["num_chains"])
-    )
+    numbers = (summary.chains.min(), computed.config["known"]["num_chains"])
+    chains = " and ".join(f"{number:.0f}" for number in numbers)
     panels.legend(figure, title=f"bars: 95 % t interval over chains, {chains} of them", axes=[right])
     more, ((ax,),) = plots.figure(1, 1, panel_size=(6.0, 3.2))
     _draw_seconds(ax, computed["timings"])

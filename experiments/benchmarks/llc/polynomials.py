@@ -47,12 +47,8 @@ def _row(run: Run, cfg: DictConfig, powers: list[int], *, product: bool) -> dict
     settings = {name: cfg[name] for name in ("num_chains", "num_draws", "num_burnin_steps", "step_size")}
     settings |= {"localization": localization, "nbeta": nbeta}
     found = _estimate(run, powers=powers, product=product, **settings)
-    names = [f"w{i + 1}^{power}" for i, power in enumerate(powers)]
-    return {
-        "problem": (" " if product else " + ").join(names),
-        "n": cfg.n[kind],
-        "nbeta": nbeta,
-        "localization": localization,
+    names = (" " if product else " + ").join(f"w{i + 1}^{power}" for i, power in enumerate(powers))
+    return {"problem": names, "n": cfg.n[kind], "nbeta": nbeta, "localization": localization} | {
         **found,
         "at_this_n": finite_value(powers, product=product, nbeta=nbeta, localization=localization),
         "asymptotic": 1 / max(powers) if product else sum(1 / power for power in powers),

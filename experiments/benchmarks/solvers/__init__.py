@@ -44,13 +44,8 @@ constants, the last iterate or an average) with |B| of C = 2, for 20 sequences o
 
 from __future__ import annotations
 
-import pandas as pd
-import torch
-from matplotlib.figure import Figure
-from omegaconf import DictConfig
-
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target
-from experiments.benchmarks.parts import compute_parts, draw_parts, judge_parts
+from curvlab.lab import Target
+from experiments.benchmarks.parts import of_parts
 from experiments.benchmarks.solvers import crossed, importance, operations, preconditioners, recipes, trajectories
 
 TARGET = Target(
@@ -72,26 +67,11 @@ TARGET = Target(
     },
     timings=("preconditioner_timing", "peer-*"),
 )
-PARTS = {
-    "solvers": [trajectories],
-    "preconditioners": [preconditioners, operations, importance],
-    "recipes": [recipes],
-    "crossed": [crossed],
-}
-
-
-def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return the tables of `parts`."""
-    unit = "CPU seconds of one process" if run.device.type == "cpu" else "seconds"
-    run.note(seconds=unit, threads=torch.get_num_threads())
-    return compute_parts(PARTS, run, cfg)
-
-
-def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
-    """Judge preconditioners, recipes and what they differ in, where `parts` asked for them."""
-    return judge_parts(PARTS, computed, claims)
-
-
-def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the solvers by products and by seconds, the preconditioners, and the recipes."""
-    return draw_parts(PARTS, computed)
+compute, judge, draw = of_parts(
+    {
+        "solvers": [trajectories],
+        "preconditioners": [preconditioners, operations, importance],
+        "recipes": [recipes],
+        "crossed": [crossed],
+    }
+)

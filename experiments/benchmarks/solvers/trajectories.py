@@ -175,6 +175,7 @@ FLOOR = 1e-7  # of 1 - correlation: below it is rounding of the reference
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return one row for each recorded iterate, without its seconds and with them alone, and the last ones."""
+    run.note(seconds="CPU seconds of one process" if run.device.type == "cpu" else "seconds")
     table = pd.DataFrame([row for task in tasks_of(run, cfg, "solvers") for row in _task_rows(task.trained())])
     if table.empty:
         return {}

@@ -68,14 +68,9 @@ epsilon over step.
 
 from __future__ import annotations
 
-import pandas as pd
-from matplotlib.figure import Figure
-from omegaconf import DictConfig
-
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target
-from experiments.benchmarks.parts import compute_parts, draw_parts, judge_parts
+from curvlab.lab import Target
+from experiments.benchmarks.parts import of_parts
 from experiments.benchmarks.speed import differences, models, products, steps
-from experiments.shared.gauges import load_average
 
 TARGET = Target(
     __name__,
@@ -92,21 +87,6 @@ TARGET = Target(
     },
     timings=("product*", "models", "model_repeats", "step*", "time", "memory-*", "low-memory-*"),
 )
-PARTS = {"products": [products], "models": [models], "steps": [steps], "differences": [differences]}
-
-
-def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return the tables of `parts`."""
-    tables = compute_parts(PARTS, run, cfg)
-    run.note(load_average=load_average())
-    return tables
-
-
-def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
-    """Judge the models, the steps and the finite differences, where `parts` asked for them."""
-    return judge_parts(PARTS, computed, claims)
-
-
-def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the models' time and memory as figure.png, and the products'."""
-    return draw_parts(PARTS, computed)
+compute, judge, draw = of_parts(
+    {"products": [products], "models": [models], "steps": [steps], "differences": [differences]}
+)

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator, HessianOperator
 from curvlab.lab import Computed, Run, panels, plots, unit
-from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, Interval, out_of_reach, t_interval
+from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, Interval, out_of_reach
 from curvlab.lab.claims import judge as verdict
 from curvlab.linalg import flatten
 from curvlab.problem.model_function import plain_attention
 from experiments.benchmarks.speed.networks import Case, build_case
 from experiments.shared.gauges import kernel_threads, measure_peak, measure_times, searched_once
-from experiments.shared.stats import in_columns
+from experiments.shared.stats import in_columns, mean
 
 MIB = 2**20
 SMALLEST_RISE = 50.0  # MiB: below, what Python and the system do is no longer negligible
@@ -247,11 +247,10 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             f"{held} in two passes {row.low_memory_mib:.3g}.",
         )
         for claim, ratios, reason in zip(asked, (own.memory_ratio, own.low_memory_ratio), reasons, strict=True):
-            interval = t_interval(ratios, unit="repeats")
-            results.append(verdict(claim, float(ratios.mean()), interval, if_not_reproduced=reason))
+            results.append(verdict(claim, *mean(ratios, unit="repeats"), if_not_reproduced=reason))
     table = computed["models"]
-    results.append(_slowest(claims.claim("time"), table, "time_to_floor"))
-    return [*results, _slowest(claims.claim("low-memory-time"), table, "low_memory_time_to_floor")]
+    columns = {"time": "time_to_floor", "low-memory-time": "low_memory_time_to_floor"}
+    return [*results, *(_slowest(claims.claim(name), table, column) for name, column in columns.items())]
 
 
 def _slowest(claim: Claim, table: pd.DataFrame, column: str) -> ClaimResult:
@@ -280,15 +279,9 @@ def draw(computed: Computed) -> dict[str, Figure]:
     ratios = {"memory_ratio": "product", "low_memory_ratio": "product, low_memory"}
     panels.bars(memory, shown, name="model", value=ratios, styles=styles)
     panels.rule(memory, x=AIM, color="black")
+    note = f"a gradient's is < {SMALLEST_RISE:g} MiB"
     for place in np.flatnonzero(~kept):
-        memory.text(
-            0.02,
-            place,
-            f"a gradient's is < {SMALLEST_RISE:g} MiB",
-            transform=memory.get_yaxis_transform(),
-            fontsize=7.5,
-            va="center",
-        )
+        memory.text(0.02, place, note, transform=memory.get_yaxis_transform(), fontsize=7.5, va="center")
     panels.frame(memory, x="peak memory / a gradient step's")
     note = "product: with the Gauss-Newton matrix; bars: 95 % t over repeats"
     panels.legend(figure, title=f"{note}\ndashed: what we aim at, {TIME_AIM:g} in time and {AIM:g} in memory")

@@ -273,14 +273,10 @@ def _parts(
     call = float(np.median(bare))
     rows = []
     for weight, times, calls in zip((1 / period, (period - 1) / period), alone, sequences, strict=False):
-        for seconds, made in zip(np.median(times, axis=0), calls, strict=True):
-            costs = {
-                "milliseconds": seconds,
-                "calling": min(call, seconds),
-                "arithmetic": max(seconds - call, 0.0),
-            }
-            row = {"part": part_of(made), "calls": weight}
-            rows.append(row | {cost: 1e3 * weight * value for cost, value in costs.items()})
+        for seconds, made in zip(1e3 * weight * np.median(times, axis=0), calls, strict=True):
+            calling = min(1e3 * weight * call, seconds)
+            row = {"part": part_of(made), "calls": weight, "milliseconds": seconds, "calling": calling}
+            rows.append(row | {"arithmetic": seconds - calling})
     summed = pd.DataFrame(rows).groupby("part").sum().reindex(PARTS, fill_value=0.0)
     summed.loc["all calls"] = summed.sum()
     wholes = {label: 1e3 * float(np.median(taken)) for label, taken in steps.items()}

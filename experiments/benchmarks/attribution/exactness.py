@@ -15,14 +15,8 @@ from torch import Tensor
 
 from curvlab.influence import linear_datamodelling_score
 from curvlab.lab import Computed, Run, panels, plots, unit
-from experiments.benchmarks.attribution.libraries.own_matrix import (
-    GAUSS_NEWTON,
-    HESSIAN,
-    NO_MATRIX,
-    exact_scores,
-    retrained,
-    run_length,
-)
+from experiments.benchmarks.attribution.libraries import own_matrix
+from experiments.benchmarks.attribution.libraries.own_matrix import GAUSS_NEWTON, HESSIAN, NO_MATRIX
 from experiments.benchmarks.attribution.libraries.process import limits_of, measure, stored_network
 from experiments.benchmarks.parts import tasks_of
 from experiments.shared.stats import correlation
@@ -45,12 +39,12 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     if not tasks:
         return {}
     (task,) = (each.trained() for each in tasks)
-    settings, at_run, rows = task.settings, run_length(task).damping, []
+    settings, at_run, rows = task.settings, own_matrix.run_length(task).damping, []
     methods: dict[str, dict[str, Any]] = OmegaConf.to_container(settings.methods)  # type: ignore[assignment]  # a mapping
     for damping in (float(settings.damping), *([at_run] if settings.at_run_damping else [])):
         network = _stored_network(task) | {"damping": damping}
         exact = cache(partial(_exact, task, network))  # of a matrix
-        halves = retrained(task, network) if settings.num_subsets else None
+        halves = own_matrix.retrained(task, network) if settings.num_subsets else None
         for name in run.progress(list(settings.only or methods), f"methods at damping {damping:.2g}"):
             options = methods[name] | {"num_threads": settings.num_threads}
             matrix, remark = options.pop("matrix"), options.pop("remark", "")
@@ -86,7 +80,7 @@ def _exact(task: TrainedTask, network: dict[str, Any], matrix: str) -> dict[str,
 
 @unit("influence_peers/reference", version=2, about="exact scores, {matrix}")
 def _reference(task: TrainedTask, network: dict[str, Any], /, *, matrix: str, **_: Any) -> dict[str, Any]:
-    return exact_scores(network, task.loss, matrix, task.settings)
+    return own_matrix.exact_scores(network, task.loss, matrix, task.settings)
 
 
 def _stored_network(task: TrainedTask) -> dict[str, Any]:
@@ -158,9 +152,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
     named = "matrix" in table  # else computed before each library had its own
     first = table[table.damping == table.damping.iloc[0]] if named else table
     done = first[first.status == "done"].iloc[::-1].reset_index(drop=True)
-    figure, axes = plots.figure(
-        1, 3, panel_size=(2.9, 0.8 + 0.32 * len(done)), sharey=True, width_ratios=[1.5, 1.0, 1.0]
-    )
+    size, ratios = (2.9, 0.8 + 0.32 * len(done)), [1.5, 1.0, 1.0]
+    figure, axes = plots.figure(1, 3, panel_size=size, sharey=True, width_ratios=ratios)
     ours, theirs = plots.shades(2)
     colors = [ours if library == "curvlab" else theirs for library in done.library]
     columns = ("pearson_mean", "seconds", "peak_gib")
@@ -170,17 +163,17 @@ def draw(computed: Computed) -> dict[str, Figure]:
         ax.barh(done.index, done[column], color=colors, height=0.6)
         ax.set_xlabel(label)
         ax.grid(axis="y", visible=False)
-    axes[0, 0].scatter(
-        done.pearson_worst, done.index, marker="|", s=70, color="black", zorder=3, label="worst query"
-    )
-    axes[0, 0].set_yticks(done.index, done.method + " (" + done.matrix + ")" if named else done.method)
-    axes[0, 0].axvline(0, color="black", linewidth=0.8)
-    axes[0, 0].set_xlim(min(-0.3, float(done.pearson_worst.min()) - 0.05) if len(done) else -0.3, 1.05)
-    axes[0, 1].set_xscale("log")
-    axes[0, 1].xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-    axes[0, 1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes[0, 1].xaxis.set_minor_formatter(NullFormatter())
-    axes[0, 0].set_title(f"damping {settings['damping']:g}, {settings['num_queries']} queries", loc="left")
+    first_ax, seconds, _ = axes[0]
+    look = {"marker": "|", "s": 70, "color": "black", "zorder": 3, "label": "worst query"}
+    first_ax.scatter(done.pearson_worst, done.index, **look)
+    first_ax.set_yticks(done.index, done.method + " (" + done.matrix + ")" if named else done.method)
+    first_ax.axvline(0, color="black", linewidth=0.8)
+    first_ax.set_xlim(min(-0.3, float(done.pearson_worst.min()) - 0.05) if len(done) else -0.3, 1.05)
+    first_ax.set_title(f"damping {settings['damping']:g}, {settings['num_queries']} queries", loc="left")
+    seconds.set_xscale("log")
+    seconds.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    seconds.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    seconds.xaxis.set_minor_formatter(NullFormatter())
     panels.legend(figure, title="\n".join(_notes(table, first)))
     return {"figure_more.png": figure}
 
@@ -199,12 +192,7 @@ def _notes(table: pd.DataFrame, first: pd.DataFrame) -> list[str]:
     best = ours.sort_values("lds").iloc[-1]
     others = first[(first.library != "curvlab") & first.lds.notna()]
     overlap = int(((others.lds_low <= best.lds_high) & (others.lds_high >= best.lds_low)).sum())
-    lds = [
-        f"{own.lds:.3f} ({own.lds_low:.2f} to {own.lds_high:.2f}) at {own.damping:.2g}"
-        for own in ours.itertuples()
-    ]
-    return [
-        *notes,
-        f"LDS of curvlab by damping: {', '.join(lds)}",
-        f"intervals of {overlap} of {len(others)} other methods' LDS overlap the larger one's",
-    ]
+    rows = ours[["lds", "lds_low", "lds_high", "damping"]].to_numpy()
+    lds = ", ".join(f"{own:.3f} ({low:.2f} to {high:.2f}) at {damping:.2g}" for own, low, high, damping in rows)
+    notes.append(f"LDS of curvlab by damping: {lds}")
+    return [*notes, f"intervals of {overlap} of {len(others)} other methods' LDS overlap the larger one's"]

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from curvlab.influence import random_halves, subset_weights
 from curvlab.lab import Computed, Run, unit
-from curvlab.lab.claims import ClaimResult, ClaimSheet, exact, t_interval
+from curvlab.lab.claims import ClaimResult, ClaimSheet, exact
 from curvlab.lab.claims import judge as verdict
 from curvlab.linalg import flatten
 from curvlab.training import shuffled_batches, train, train_ensemble
 from experiments.benchmarks.parts import tasks_of
 from experiments.shared.gauges import LayerProducts, kernel_threads, work_clock
-from experiments.shared.stats import in_columns
+from experiments.shared.stats import in_columns, mean
 from experiments.shared.task import DTYPES, Task
 
 LEFT_OUT, HALVES = "points left out", "random halves"
@@ -203,21 +203,19 @@ def summary(repeats: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for names, own in repeats.groupby(["task", "dtype", "what"], sort=False):
         ratio = ratios(own)
-        shared = {name: own[name].iloc[0] for name in ("copies", "parameters", "steps", "batch_size")}
-        trained_singly = own.copies if names[2] == LEFT_OUT else 1
-        rows.append(
-            dict(zip(("task", "dtype", "what"), names, strict=True))
-            | shared
-            | {
-                "ms one step one by one": 1000 * (own.seconds_one_by_one / own.steps / trained_singly).median(),
-                "ms one step together, each": 1000 * (own.seconds_together / own.steps / own.copies).median(),
-                **in_columns("ratio", ratio, unit="repeats", joint=" "),
-                "repeats": len(own),
-                "largest difference": own.difference.max(),
-                "largest move": own.moved.max(),
-            }
-        )
+        row = dict(zip(("task", "dtype", "what"), names, strict=True))
+        row |= {name: own[name].iloc[0] for name in ("copies", "parameters", "steps", "batch_size")}
+        row |= dict(zip(("ms one step one by one", "ms one step together, each"), _milliseconds(own), strict=True))
+        row |= in_columns("ratio", ratio, unit="repeats", joint=" ") | {"repeats": len(own)}
+        rows.append(row | {"largest difference": own.difference.max(), "largest move": own.moved.max()})
     return pd.DataFrame(rows)
+
+
+def _milliseconds(own: pd.DataFrame) -> tuple[float, float]:
+    """Return those of a step of one copy, by itself and together with the others: medians over repeats."""
+    singly = own.copies if own.what.iloc[0] == LEFT_OUT else 1
+    single, together = own.seconds_one_by_one / own.steps / singly, own.seconds_together / own.steps / own.copies
+    return 1000 * single.median(), 1000 * together.median()
 
 
 def ratios(own: pd.DataFrame) -> pd.Series:
@@ -235,30 +233,22 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge each network in each precision; intervals are over repeats."""
     results, floors = [], computed["floors"]
     for (task, dtype, what), own in computed["retraining_timing"].groupby(["task", "dtype", "what"], sort=False):
-        of, values = f"{task}-{dtype}", ratios(own)
-        claim = claims.claim(CLAIMS[0] if what == LEFT_OUT else CLAIMS[2], of=of)
+        claim = claims.claim(CLAIMS[0] if what == LEFT_OUT else CLAIMS[2], of=f"{task}-{dtype}")
         floor = floors[(floors["task"] == task) & (floors["dtype"] == dtype)].iloc[0]
-        reason = _reason(own, floor)
-        interval = t_interval(values, unit="repeats")
-        results.append(verdict(claim, float(values.mean()), interval, if_not_reproduced=reason))
+        found = mean(ratios(own), unit="repeats")
+        results.append(verdict(claim, *found, if_not_reproduced=_reason(own, floor)))
         if dtype == "float64" and what == LEFT_OUT:
             largest = float(own.difference.max())
             reason = f"The parameters have moved by up to {own.moved.max():.2g}."
             same = claims.claim("same-parameters", of=str(task))
             results.append(verdict(same, largest, exact(largest), if_not_reproduced=reason))
-    judged = {result.claim.id for result in results}
-    return results + [
-        claims.unjudged(name, "This preset has no such comparison.")
-        for name in CLAIMS
-        if not any(identity.startswith(name) for identity in judged)
-    ]
+    lacking = [name for name in CLAIMS if not any(result.claim.id.startswith(name) for result in results)]
+    return results + [claims.unjudged(name, "This preset has no such comparison.") for name in lacking]
 
 
 def _reason(own: pd.DataFrame, floor: pd.Series) -> str:
     """Return what a step of one copy takes, and what its arithmetic alone would."""
-    singly = own.copies if own.what.iloc[0] == LEFT_OUT else 1
-    single = 1000 * (own.seconds_one_by_one / own.steps / singly).median()
-    together = 1000 * (own.seconds_together / own.steps / own.copies).median()
+    single, together = _milliseconds(own)
     least = floor["batched_products ms"] + floor["update ms"]
     best = single / least if own.what.iloc[0] == LEFT_OUT else own.copies.iloc[0] * least / single
     return (

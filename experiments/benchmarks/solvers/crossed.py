@@ -41,9 +41,8 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
         damping = settings.damping_ratio * measured["largest_eigenvalue"]
         systems = Systems.at(task, damping, points, torch.arange(1))
         solutions = exact_solutions(systems, rtol=settings.reference_rtol)["solutions"].to(run.device)
-        chosen = lissa_hyperparameters(
-            trace=measured["trace"], largest_eigenvalue=measured["largest_eigenvalue"], damping=damping
-        )
+        of = {name: measured[name] for name in ("trace", "largest_eigenvalue")}
+        chosen = lissa_hyperparameters(**of, damping=damping)
         shared = {"step_size": chosen.step_size, "batch_size": chosen.batch_size}
         probabilities = {"uniform": None, "importance": example_importance(systems.operator).probabilities}
         for sampling, repetition in itertools.product(BATCHES, range(settings.num_sequences)):
@@ -56,21 +55,13 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
 
 @unit("lissa/crossed", version=1, about="LiSSA, {sampling}, sequence {repetition}")
 def _answers(
-    systems: Systems,
-    solutions: Tensor,
-    probabilities: Tensor | None,
-    /,
-    *,
-    step_size: float,
-    batch_size: int,
-    sampling: str,
-    repetition: int,
-    **_: Any,
+    systems: Systems, solutions: Tensor, probabilities: Tensor | None, /, *, step_size: float, **asked: Any
 ) -> dict[str, Any]:
     """Return the errors of the four answers of one sequence of batches, which the shorter run begins, too."""
     ends = {k: math.ceil(k / (step_size * systems.damping)) for k in TIME_CONSTANTS}
-    solver = Lissa(step_size, batch_size, max(ends.values()), probabilities=probabilities, check_residual=False)
-    generator = systems.task.generator("crossed", sampling, repetition)
+    drawn: dict[str, Any] = {"probabilities": probabilities, "check_residual": False}
+    solver = Lissa(step_size, asked["batch_size"], max(ends.values()), **drawn)
+    generator = systems.task.generator("crossed", asked["sampling"], asked["repetition"])
     found = answers_of_one_run(solver, systems.damped, systems.right_hand_sides, ends, generator)
     systems.run.add_matvecs(solver.num_steps * len(systems.sources[1]))
     rows = []

@@ -30,6 +30,7 @@ from experiments.benchmarks.solvers.preconditioners import FittedSystems, fitted
 from experiments.shared.task import TrainedTask
 from experiments.shared.trajectory import Stride
 
+Curvature = dict[str, Tensor]  # `traces` and `outputs` of each example, (N,)
 GROWTH = 1.3  # between recorded steps
 PAST_DIVERGENCE = 6  # a run that diverges is shown for so many times the steps until that is noticed
 WAYS = {"uniform": "uniform", "traces": "by traces", "outputs": "by 1 - Σp²"}
@@ -56,7 +57,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
             for step, error in zip(found["steps"], found["errors"], strict=True):
                 passes = step * found["batch_size"] / task.num_train
                 tables["lissa_steps"].append(shared | {"step": step, "passes": passes, "error": error})
-            estimates = _estimate_rows(task, systems, curvature, way)
+            estimates = _estimate_rows(systems, curvature, way)
             tables["estimates"] += [shared | row | {"fitted": settings.fitted} for row in estimates]
     return {name: pd.DataFrame(rows) for name, rows in tables.items() if rows}
 
@@ -69,8 +70,8 @@ def shares(traces: Tensor) -> dict[str, float]:
 
 
 @unit("preconditioners/scores", version=1, about="traces of {seed_name}")
-def _curvature(task: TrainedTask, systems: FittedSystems, /, **_: Any) -> dict[str, Tensor]:
-    """Return each example's: tr(G_i), and its outputs', (N,)."""
+def _curvature(task: TrainedTask, systems: FittedSystems, /, **_: Any) -> Curvature:
+    """Return each example's tr(G_i), and that of its outputs."""
     operator: Any = systems.operator  # Gauss-Newton
     return {"traces": exact_traces(operator), "outputs": output_curvatures(operator)}
 
@@ -83,7 +84,7 @@ def _exact(systems: FittedSystems, /, *, num: int, rtol: float, **_: Any) -> dic
     return {"solutions": solution.x.float()}
 
 
-def _probabilities(curvature: dict[str, Tensor], way: str) -> Tensor:
+def _probabilities(curvature: Curvature, way: str) -> Tensor:
     """Return q for a way to sample, (N,)."""
     if way == "traces":
         return importance_probabilities(curvature["traces"], floor=FLOOR)
@@ -100,26 +101,14 @@ def _operator(systems: FittedSystems, way: str, q: Tensor) -> GaussNewtonOperato
 # ------------------------------------------------------------------------------------ LiSSA
 @unit("preconditioners/lissa", version=1, about="LiSSA by {way}, {seed_name}")
 def _lissa(
-    systems: FittedSystems,
-    curvature: dict[str, Tensor],
-    solutions: Tensor,
-    /,
-    *,
-    num: int,
-    time_constants: float,
-    way: str,
-    **_: Any,
+    systems: FittedSystems, curvature: Curvature, solutions: Tensor, /, *, num: int, way: str, **asked: Any
 ) -> dict[str, Any]:
     """Return how LiSSA ended, its measured and certified C, and its errors by step."""
     task, damping, b = systems.task, systems.damping, systems.right_hand_sides[:, :num].contiguous()
     q, largest = _probabilities(curvature, way), systems.spectrum["value"]
     operator, trace = _operator(systems, way, q), float(curvature["traces"].mean())
-    settings = lissa_hyperparameters(
-        trace=max(trace, largest),
-        largest_eigenvalue=largest,
-        damping=damping,
-        num_time_constants=time_constants,
-    )
+    spectrum = {"trace": max(trace, largest), "largest_eigenvalue": largest}
+    settings = lissa_hyperparameters(**spectrum, damping=damping, num_time_constants=asked["time_constants"])
     generator = task.generator("preconditioners/lissa", way)
     directions = torch.cat([systems.spectrum["vector"][:, None], operator.randn(3, generator), b[:, :1]], 1)
     measured = measure_constant(operator, directions, trace=trace, batch_size=64, generator=generator)
@@ -150,9 +139,7 @@ def _lissa(
 
 
 # ------------------------------------------------------------------------------------ estimates
-def _estimate_rows(
-    task: TrainedTask, systems: FittedSystems, curvature: dict[str, Tensor], way: str
-) -> list[dict[str, Any]]:
+def _estimate_rows(systems: FittedSystems, curvature: Curvature, way: str) -> list[dict[str, Any]]:
     """Return one row for each draw: tr of a batch, its Hutchinson form, its sketch form.
 
     A draw is one batch G_1, an independent one G_2 and a Gaussian probe v. All three are unbiased:
@@ -162,9 +149,9 @@ def _estimate_rows(
     the last being what `frobenius_norm(batch_size=...)` averages for the sketches of lissa-tab3. `exact_sd` is
     the standard deviation of the first by its formula: 0 where q_i is proportional to tr(G_i).
     """
-    size, traces = task.settings.estimate_batch_size, curvature["traces"]
-    asked = {"num_draws": task.settings.num_estimates, "batch_size": size, "way": way}
-    found = _draws(task, systems, curvature, **asked)
+    settings, traces = systems.task.settings, curvature["traces"]
+    size, asked = settings.estimate_batch_size, {"num_draws": settings.num_estimates, "way": way}
+    found = _draws(systems.task, systems, curvature, batch_size=size, **asked)
     spread = batch_trace_deviation(traces, _probabilities(curvature, way)) / math.sqrt(size)
     return [
         {"quantity": quantity, "batch_size": size, "trace": float(traces.mean())}
@@ -178,7 +165,7 @@ def _estimate_rows(
 def _draws(
     task: TrainedTask,
     systems: FittedSystems,
-    curvature: dict[str, Tensor],
+    curvature: Curvature,
     /,
     *,
     num_draws: int,

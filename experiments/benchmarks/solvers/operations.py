@@ -20,9 +20,11 @@ from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Solver
 from experiments.benchmarks.parts import tasks_of
 from experiments.benchmarks.solvers.preconditioners import (
     JUDGED,
+    NOT_REACHED,
     PEER,
     FittedSystems,
     curvlinops_inverse,
+    fewest,
     fitted_systems,
     largest_residual,
     preconditioners_of,
@@ -95,39 +97,21 @@ class Operations(TorchDispatchMode):
         return out
 
 
-def _product(matrix: torch.Size, *_: Any, **__: Any) -> int:
-    return 2 * math.prod(matrix)
-
-
-def _cholesky(matrix: torch.Size, *_: Any, **__: Any) -> int:
-    return math.prod(matrix) * matrix[-1] // 3
-
-
-def _cholesky_solve(b: torch.Size, factor: torch.Size, *_: Any, **__: Any) -> int:
-    return 2 * math.prod(factor) * b[-1]
-
-
-def _triangular_solve(factor: torch.Size, b: torch.Size, *, left: bool = True, **_: Any) -> int:
-    return math.prod(factor) * (b[-1] if left else b[-2])
-
-
-def _eigenvectors(matrix: torch.Size, *_: Any, **__: Any) -> int:
-    return 9 * math.prod(matrix) * matrix[-1]
-
-
 def _singular_vectors(matrix: torch.Size, *_: Any, **__: Any) -> int:
     shorter = min(matrix[-2:])
     return 6 * math.prod(matrix) * shorter + 20 * math.prod(matrix[:-2]) * shorter**3
 
 
+# Formulas of the arguments' shapes.
+aten, prod = torch.ops.aten, math.prod
 MORE: dict[Any, Any] = {
-    torch.ops.aten.mv: _product,
-    torch.ops.aten.dot: _product,
-    torch.ops.aten.linalg_cholesky_ex: _cholesky,
-    torch.ops.aten.cholesky_solve: _cholesky_solve,
-    torch.ops.aten.linalg_solve_triangular: _triangular_solve,
-    torch.ops.aten._linalg_eigh: _eigenvectors,
-    torch.ops.aten._linalg_svd: _singular_vectors,
+    aten.mv: lambda matrix, *_, **__: 2 * prod(matrix),
+    aten.dot: lambda vector, *_, **__: 2 * prod(vector),
+    aten.linalg_cholesky_ex: lambda matrix, *_, **__: prod(matrix) * matrix[-1] // 3,
+    aten.cholesky_solve: lambda b, factor, *_, **__: 2 * prod(factor) * b[-1],
+    aten.linalg_solve_triangular: lambda a, b, *, left=True, **_: prod(a) * (b[-1] if left else b[-2]),
+    aten._linalg_eigh: lambda matrix, *_, **__: 9 * prod(matrix) * matrix[-1],
+    aten._linalg_svd: _singular_vectors,
 }
 
 
@@ -138,13 +122,12 @@ CLAIMS = ("operations", "peer")
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge every fitted task by itself; counts are exact."""
     results: list[ClaimResult] = []
+    lacking = {"operations": NOT_REACHED}
+    lacking["peer"] = "curvlinops is not installed or not asked for, or one does not reach the residual."
     for task, own in computed["operations"].query("fitted").groupby("task", sort=False):
         by_rows, by_peer = own.preconditioner.str.contains("rows"), own.preconditioner == PEER
-        rows, others, peer = (_fewest(own[which]) for which in (by_rows, ~(by_rows | by_peer), by_peer))
-        lacking = {
-            "operations": "No solver with rows, or none without, reaches the residual.",
-            "peer": "curvlinops is not installed or not asked for, or one does not reach the residual.",
-        }
+        of = (by_rows, ~(by_rows | by_peer), by_peer)
+        rows, others, peer = (fewest(own[which], "operations") for which in of)
         for name, beside in zip(CLAIMS, (others, peer), strict=True):
             if rows is None or beside is None:
                 results.append(claims.unjudged(name, lacking[name], of=str(task)))
@@ -155,9 +138,3 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             claim = claims.claim(name, of=str(task))
             results.append(verdict(claim, ratio, exact(ratio), if_not_reproduced=why))
     return results
-
-
-def _fewest(rows: pd.DataFrame) -> Any:
-    """Return the row with the fewest operations; None where none has arrived."""
-    arrived = rows.dropna(subset="operations")
-    return None if arrived.empty else arrived.sort_values("operations").iloc[0]

@@ -181,7 +181,7 @@ def curvlinops_inverse(systems: Systems, *, max_iter: int, tolerance: float) -> 
 
 
 # ------------------------------------------------------------------------------------ claims
-CLAIMS = ("products",)
+CLAIMS, NOT_REACHED = ("products",), "No solver with rows, or none without, reaches the residual."
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
@@ -190,16 +190,20 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     results: list[ClaimResult] = []
     for task, own in table[table.fitted & (table.target == JUDGED)].groupby("task", sort=False):
         claim, by_rows = claims.claim("products", of=str(task)), own.preconditioner.str.contains("rows")
-        with_rows, without = own[by_rows].dropna(subset="products"), own[~by_rows].dropna(subset="products")
-        if with_rows.empty or without.empty:
-            reason = "No solver with rows, or none without, reaches the residual."
-            results.append(out_of_reach(claim, reason))
+        rows, others = (fewest(own[which], "products") for which in (by_rows, ~by_rows))
+        if rows is None or others is None:
+            results.append(out_of_reach(claim, NOT_REACHED))
             continue
-        fewest, least = (rows.sort_values("products").iloc[0] for rows in (with_rows, without))
-        few, why = float(fewest.products), f"{fewest.preconditioner} takes fewest; without rows "
-        why += f"{least.preconditioner} does, {least.products:.3g}."
+        few, why = float(rows.products), f"{rows.preconditioner} takes fewest; without rows "
+        why += f"{others.preconditioner} does, {others.products:.3g}."
         results.append(verdict(claim, few, exact(few), if_not_reproduced=why))
     return results
+
+
+def fewest(rows: pd.DataFrame, column: str) -> Any:
+    """Return the row with the fewest; None where none has arrived."""
+    arrived = rows.dropna(subset=column)
+    return None if arrived.empty else arrived.sort_values(column).iloc[0]
 
 
 # ------------------------------------------------------------------------------------ figure

@@ -81,14 +81,8 @@ class _Scores:
         at_random = removal.random_columns(self._random_rises)
         table.append({**self._label(removal.RANDOM), "status": "done"} | at_random)
         rest, way = self.rest(self._scored)
-        return {
-            "table": table,
-            "queries": queries,
-            "removals": removals,
-            "timing": self._timing(),
-            "rest": rest,
-            "part_way": way,
-        }
+        found = {"table": table, "queries": queries, "removals": removals}
+        return found | {"timing": self._timing(), "rest": rest, "part_way": way}
 
     def ranks(self) -> pd.DataFrame:
         """Return the ranks of the halves, by every method at its best damping and by retraining."""
@@ -107,12 +101,8 @@ class _Scores:
             if method.name in NEEDED:
                 scores.setdefault(method.name, []).append(result["scores"])
         ways = {float(share): self._part_way(float(share)) for share in self.settings.part_way}
-        described = {
-            "task": self.network.label,
-            "num_epochs": self.settings.training.num_epochs,
-            "num_steps": self.trained.training.num_steps,
-            "train_loss": self.trained.train_loss,
-        }
+        described = {"task": self.network.label, "num_epochs": self.settings.training.num_epochs}
+        described |= {"num_steps": self.trained.training.num_steps, "train_loss": self.trained.train_loss}
         rows, way = rest_rows(scores, self.subsets, self._losses, ways)
         return [described | row for row in rows], [described | row for row in way]
 

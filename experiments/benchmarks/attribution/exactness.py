@@ -102,22 +102,13 @@ def _measured(
     for repeat in range(settings.num_repeats):
         if results and (results[0]["status"] != "done" or results[0]["cpu_seconds"] > settings.repeat_below):
             break
-        results.append(_once(task, network, python, limits, **key, repeat=repeat))
+        results.append(_once(task, network, limits | {"peers_python": python}, **key, repeat=repeat))
     return results
 
 
 @unit("influence_peers/method", version=2, about="{method[library]}, repeat {repeat}")
-def _once(
-    task: TrainedTask,
-    network: dict[str, Any],
-    python: str | None,
-    limits: dict[str, float],
-    /,
-    *,
-    method: dict[str, Any],
-    **_: Any,
-) -> dict[str, Any]:
-    return measure(network, method, peers_python=python, **limits)
+def _once(task: TrainedTask, network: dict[str, Any], limits: dict[str, Any], /, **key: Any) -> dict[str, Any]:
+    return measure(network, key["method"], **limits)
 
 
 def _row(name: str, options: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, Any]:

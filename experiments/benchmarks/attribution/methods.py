@@ -142,10 +142,8 @@ def grid_of(settings: DictConfig, option: str) -> list[float]:
 
 def gradients(trained: Trained) -> tuple[Tensor, Tensor]:
     """Return those of the queries, (M, P), and of the training examples, (N, P)."""
-    test, points = (
-        per_example_gradients(trained.model, trained.loss, data) for data in (trained.test, trained.train)
-    )
-    return test, points
+    of = partial(per_example_gradients, trained.model, trained.loss)
+    return of(trained.test), of(trained.train)
 
 
 def unrolled(trained: Trained) -> Tensor:
@@ -285,13 +283,10 @@ class ProximalBregmanResponses:
         num_steps = self.settings.num_steps if kind is LeftOut else self.settings.num_steps_of_subsets
         start = clock()
         left_out = kind(trained.model, trained.loss, trained.train, groups, **self._of)
-        objective = ProximalBregmanCost(left_out)
-        displacement, norms = near_minimum(
-            partial(objective, indices=torch.arange(trained.num_train, device=left_out.base.device)),
-            torch.zeros(len(groups), len(left_out.base)).to(left_out.base),
-            inverse=self._inverse,
-            num_steps=num_steps,
-        )
+        everything = torch.arange(trained.num_train, device=left_out.base.device)
+        objective = partial(ProximalBregmanCost(left_out), indices=everything)
+        origin = torch.zeros(len(groups), len(left_out.base)).to(left_out.base)
+        displacement, norms = near_minimum(objective, origin, inverse=self._inverse, num_steps=num_steps)
         # In float64: a test loss changes in its last digits.
         columns = displacement.T.double().contiguous()
         changes = loss_response(trained.model, trained.loss, trained.test, columns, epsilon=1.0)
@@ -306,12 +301,8 @@ class ProximalBregmanResponses:
 
     def _gathered(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         norms = torch.cat([part["gradient_norm"] for part in parts]).double()
-        return {
-            "status": "done",
-            "cpu_seconds": sum(part["seconds"] for part in parts),
-            "gradient_norm": float(norms.quantile(0.5)),
-            "gradient_norm_90": float(norms.quantile(0.9)),
-        }
+        quality = {"gradient_norm": float(norms.quantile(0.5)), "gradient_norm_90": float(norms.quantile(0.9))}
+        return {"status": "done", "cpu_seconds": sum(part["seconds"] for part in parts)} | quality
 
 
 def near_minimum(

@@ -56,13 +56,9 @@ class Network(Task):
         generator = task.run.generator("queries", task.splits.name)
         order = torch.randperm(len(task.splits.test), generator=generator)  # type: ignore[arg-type]  # map-style
         queries = order[: task.settings.num_queries].sort().values
-        return Network(
-            **vars(task),
-            train=task.pair("train", torch.arange(size)),
-            queries=queries,
-            test=task.pair("test", queries),
-            initial=task.build(task.generator("model")),
-        )
+        train, test = task.pair("train", torch.arange(size)), task.pair("test", queries)
+        initial = task.build(task.generator("model"))
+        return Network(**vars(task), train=train, queries=queries, test=test, initial=initial)
 
     @property
     def key(self) -> dict[str, Any]:
@@ -114,29 +110,18 @@ class Network(Task):
             length = RunLength(tuple(_rates(self, training, order=order)["rates"]), weight_decay=decay)
         else:
             length = training.length()
-        return Trained(
-            **vars(self.at(self.start)),
-            model=model.eval(),
-            training=training,
-            length=length,
-            seconds=stored["seconds"],
-            train_loss=stored["train_loss"],
-        )
+        own = vars(self.at(self.start)) | {name: stored[name] for name in ("seconds", "train_loss")}
+        return Trained(**own, model=model.eval(), training=training, length=length)
 
     def retrained_losses(self, weights: Tensor, order: int) -> dict[str, Any]:
         """Return the queries' losses after training with each row of weights, (K, N) -> (K, M), and seconds."""
         clock, rows = work_clock(self.run.device), []
         start = clock()
         for some in weights.split(self.settings.copies_at_once):
+            given: dict[str, Any] = {"example_weights": some, "batches": self.batches(order)} | self.passes
+            generator = self.generator("training", order)
             copies = train_ensemble(
-                self.initial,
-                self.loss,
-                self.train,
-                example_weights=some,
-                **self.passes,
-                batches=self.batches(order),
-                generator=self.generator("training", order),
-                **self.hyper,
+                self.initial, self.loss, self.train, **given, generator=generator, **self.hyper
             )
             rows.append(ensemble_measurements(self.initial, self.loss, self.test, copies.parameters))
         return {"losses": torch.cat(rows), "seconds": clock() - start}

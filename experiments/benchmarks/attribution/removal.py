@@ -28,12 +28,9 @@ def rises_when_ranked(network: Network, ranked: list[dict[str, Any]]) -> dict[fl
         ranked: `scores` (M, N), and all that they depend on.
     """
     settings, num = network.settings, network.settings.num_removed_for
-    removed = [
-        [entry["method"], entry["damping"], entry["key"], fraction]
-        for entry in ranked
-        for fraction in settings.fractions
-    ]
-    weights = [removal_weights(e["scores"][:num], fraction) for e in ranked for fraction in settings.fractions]
+    pairs = [(entry, fraction) for entry in ranked for fraction in settings.fractions]
+    removed = [[entry["method"], entry["damping"], entry["key"], fraction] for entry, fraction in pairs]
+    weights = [removal_weights(entry["scores"][:num], fraction) for entry, fraction in pairs]
     key = {"num_queries": settings.num_queries, "removed": removed, "num": num}
     losses = without_ranked(network, _and_everything(weights), **key)["losses"]
     rises = (losses[1:].view(len(removed), num, -1) - losses[0])[:, torch.arange(num), torch.arange(num)]

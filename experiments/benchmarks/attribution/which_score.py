@@ -106,11 +106,7 @@ def _ranked(column: str, scores: list[_Score], tables: Mapping[str, pd.DataFrame
     found = []
     for reason, score in measured:
         row = {"score": score.name, "damping": score.row.damping, "agreement": score.row[column]}
-        row |= {
-            "low": score.row[f"{column}_low"],
-            "high": score.row[f"{column}_high"],
-            "trainings": score.trainings,
-        }
+        row |= {end: score.row[f"{column}_{end}"] for end in ("low", "high")} | {"trainings": score.trainings}
         row |= dict.fromkeys(("behind", "behind_low", "behind_high", "as good as the best"))
         if not reason:
             best = measured[0][1]

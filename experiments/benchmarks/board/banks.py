@@ -25,12 +25,8 @@ PRESETS = ("embedded", "laptop", "paper", "smoke")
 def bank_of(network: Network, *, fraction: float = 0.5, num_standard: int | None = None) -> Bank:
     """Return the task's bank: the committed one where its recipe is this config's, or else one computed now."""
     settings = network.settings
-    sizes = {
-        "fraction": fraction,
-        "num_subsets": settings.num_subsets,
-        "num_networks": settings.num_networks,
-        "num_standard": settings.num_standard if num_standard is None else num_standard,
-    }
+    sizes = {name: settings[name] for name in ("num_subsets", "num_networks", "num_standard")}
+    sizes |= {"fraction": fraction} | ({} if num_standard is None else {"num_standard": num_standard})
     key = files_by_name(network.key | sizes | {"num_queries": settings.num_queries, "seed": network.run.cfg.seed})
     path = FOLDER / f"{settings.bank}.npz"
     if settings.bank and fraction == settings.fraction and path.is_file():
@@ -49,7 +45,9 @@ def _computed(network: Network, sizes: dict[str, Any], config: dict[str, Any]) -
     single = [_single_run(network, subsets, **common, network=k) for k in numbers]
     alone = [_standard(network, subsets, k, **common, start=f"alone {k}") for k in starts]
     scored = [network.at(k).trained(k) for k in numbers]
-    losses = [network.losses_of(trained.model) for trained in scored]
+    seconds = {"one training": [trained.seconds for trained in scored]}
+    seconds |= {"single run": [float(unit["seconds"]) for unit in single]}
+    seconds |= {"standard": [float(unit["seconds"]) for unit in alone]}
     recipe = {
         "command": f"make bank BANK={settings.bank}",
         "task": network.label,
@@ -60,18 +58,14 @@ def _computed(network: Network, sizes: dict[str, Any], config: dict[str, Any]) -
         "versions": versions(),
         "learning_rate": [float(trained.training.learning_rates[0]) for trained in scored],
         "num_steps": [trained.training.num_steps for trained in scored],
-        "seconds": {
-            "one training": [trained.seconds for trained in scored],
-            "single run": [float(unit["seconds"]) for unit in single],
-            "standard": [float(unit["seconds"]) for unit in alone],
-        },
+        "seconds": seconds,
     }
     return Bank(
         name=str(settings.bank or network.label),
         subsets=subsets.numpy(),
         single_run=_stacked([unit["losses"] for unit in single]),
         standard=_stacked([unit["losses"] for unit in alone]),
-        scored=_stacked(losses),
+        scored=_stacked([network.losses_of(trained.model) for trained in scored]),
         queries=network.queries.numpy(),
         recipe=recipe,
     )

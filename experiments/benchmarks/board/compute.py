@@ -103,25 +103,18 @@ class _Board:
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the task's rows of every table."""
-        found = {
-            "table": pd.DataFrame(self._table()),
-            "best": pd.DataFrame(self._best_rows()),
-            "differences": pd.DataFrame(self._differences()),
-            "cost": pd.DataFrame(self._cost()),
-            "ranks": self._rank_table({label(row.name, row.damping): row.predicted for row in self._shown}),
-        } | ({} if self.kept else self._pictured())
+        lists = {"table": self._table(), "best": self._best_rows(), "differences": self._differences()}
+        found = {name: pd.DataFrame(rows) for name, rows in (lists | {"cost": self._cost()}).items()}
+        found["ranks"] = self._rank_table({label(row.name, row.damping): row.predicted for row in self._shown})
+        found |= {} if self.kept else self._pictured()
         for rows in found.values():
             rows.insert(0, "task", self.network.label)
         return (dict(self.kept.tables) if self.kept else {}) | found
 
     def _pictured(self) -> dict[str, pd.DataFrame]:
-        (residuals, residual_ranks), (fractions, fraction_ranks) = self._residuals(), self._fractions()
-        return {
-            "residuals": pd.DataFrame(residuals),
-            "residual_ranks": self._rank_table(residual_ranks),
-            "fractions": pd.DataFrame(fractions),
-            "fraction_ranks": fraction_ranks,
-        }
+        (residuals, ranks), (fractions, of_fractions) = self._residuals(), self._fractions()
+        found = {"residuals": pd.DataFrame(residuals), "residual_ranks": self._rank_table(ranks)}
+        return found | {"fractions": pd.DataFrame(fractions), "fraction_ranks": of_fractions}
 
     # ------------------------------------------------------------------------------- scores
     @cached_property
@@ -142,11 +135,9 @@ class _Board:
                 predicted = self._predictions([r["scores"] for r in results])
                 without = None
                 if "per_chain" in results[0]:
-                    num_chains = len(results[0]["per_chain"])
-                    kept = [[c for c in range(num_chains) if c != out] for out in range(num_chains)]
-                    without = np.stack(
-                        [self._predictions([r["per_chain"][own].mean(0) for r in results]) for own in kept]
-                    )
+                    chains = [r["per_chain"] for r in results]
+                    rest = [[c for c in range(len(chains[0])) if c != out] for out in range(len(chains[0]))]
+                    without = np.stack([self._predictions([own[some].mean(0) for own in chains]) for some in rest])
                 row = _Row(row.name, row.damping, status, predicted, seconds, without)
             rows.append(row)
         if not self._asked(AVERAGED):
@@ -239,14 +230,12 @@ class _Board:
         return shown
 
     def _table(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = [
-            {"method": row.name, "damping": row.damping, "status": "done", "against": against}
-            | columns(self._lds(row, against))
-            for row in self._shown
-            for against in AGAINST
-        ]
-        missing = [row for row in self.scored if row.predicted is None]
-        return rows + [{"method": row.name, "damping": row.damping, "status": row.status} for row in missing]
+        rows: list[dict[str, Any]] = []
+        for row in [*self._shown, *(row for row in self.scored if row.predicted is None)]:
+            names = {"method": row.name, "damping": row.damping, "status": row.status}
+            judged = AGAINST if row.predicted is not None else ()
+            rows += [names | {"against": a} | columns(self._lds(row, a)) for a in judged] or [names]
+        return rows
 
     def _best_rows(self) -> list[dict[str, Any]]:
         rows = []
@@ -257,14 +246,9 @@ class _Board:
                 pair = [leader.predicted, row.predicted]
                 behind = lds_of_predictions(pair, self.bank, against=against)  # type: ignore[arg-type]
                 found = {"method": name, "against": against, "damping": row.damping}
-                found |= (
-                    columns(self._lds(row, against)) | columns(behind, "behind") | {"networks": len(self.trained)}
-                )
-                found |= {
-                    "as good as the best": behind.low <= 0,
-                    "stderr over chains": self._over_chains(row, against),
-                }
-                rows.append(found)
+                found |= columns(self._lds(row, against)) | columns(behind, "behind")
+                found |= {"networks": len(self.trained), "as good as the best": behind.low <= 0}
+                rows.append(found | {"stderr over chains": self._over_chains(row, against)})
             if against != SAME_SEED:  # a single run of the same seed could be known exactly
                 names: dict[str, Any] = {"method": CEILING, "against": against}
                 rows.append(names | columns(ceiling(self.bank, against=against)))
@@ -281,14 +265,13 @@ class _Board:
         """Return differences of two methods, each at its best where it has a grid."""
         rows = []
         for against in AGAINST:
-            ours, filtered = (
-                (RUN_EPOCHS, FILTER_EPOCHS) if against == STANDARD else (methods.RUN_DAMPING, methods.FILTER)
-            )
+            ours, filtered = methods.RUN_DAMPING, methods.FILTER
+            if against == STANDARD:
+                ours, filtered = RUN_EPOCHS, FILTER_EPOCHS
             names = [name for name, column in self._best if column == against]
             value = {name: self._lds(self._best[name, against], against).value for name in names}
-            ekfac = max(
-                (name for name in names if methods.EKFAC in name and name != PRECONDITIONED), key=value.__getitem__
-            )
+            of_ekfac = [name for name in names if methods.EKFAC in name and name != PRECONDITIONED]
+            ekfac = max(of_ekfac, key=value.__getitem__)
             for question, first, second in (
                 ("damping", methods.INFLUENCE, ours),
                 ("filter and EK-FAC", filtered, ekfac),
@@ -312,9 +295,8 @@ class _Board:
         """Return the rank of each half among all, by query and network, for every row."""
         network, half, query = np.indices((len(self.trained), *self.bank.single_run.shape[1:])).reshape(3, -1)
         found = {name: _ranks(own) for name, own in predicted.items() if own is not None}
-        return (
-            pd.DataFrame({"network": network, "half": half, "query": query} | found) if found else pd.DataFrame()
-        )
+        places = {"network": network, "half": half, "query": query}
+        return pd.DataFrame(places | found) if found else pd.DataFrame()
 
     def _cost(self) -> list[dict[str, Any]]:
         """Return what each method's scores of one network took, all dampings of its grid, and the retrainings."""
@@ -324,16 +306,11 @@ class _Board:
         training = self.kept.training() if self.kept else float(np.mean([own.seconds for own in self.trained]))
         grids = {row.name: [own.seconds for own in done if own.name == row.name] for row in done}
         grids |= {f"{len(self.bank.subsets)} subsets, {what}": [np.mean(of_bank[what])] for what in PROTOCOLS}
-        rows: list[dict[str, Any]] = [
-            {
-                "method": name,
-                "dampings": len(grid),
-                "seconds": float(sum(grid)),
-                "trainings": float(sum(grid)) / training,
-                "trainings of one damping": float(np.mean(grid)) / training,
-            }
-            for name, grid in grids.items()
-        ]
+        rows: list[dict[str, Any]] = []
+        for name, grid in grids.items():
+            row = {"method": name, "dampings": len(grid), "seconds": float(sum(grid))}
+            row |= {"trainings": float(sum(grid)) / training}
+            rows.append(row | {"trainings of one damping": float(np.mean(grid)) / training})
         kept = {row.name for row in done if np.isnan(row.seconds)}  # published
         return [(self.kept and row["method"] in kept and self.kept.cost(row["method"])) or row for row in rows]
 
@@ -359,16 +336,15 @@ class _Board:
         First order has the less to miss the larger the subsets are.
         """
         rows, parts, num = [], [], int(self.settings.num_standard_of_fractions)
-        for fraction in map(float, sorted([*self.settings.also_fractions, self.settings.fraction])):
-            if not self.settings.also_fractions:
-                break
+        also, own = list(self.settings.also_fractions), self.settings.fraction
+        for fraction in map(float, sorted([*also, own])) if also else ():
             bank = self.bank
-            if fraction != self.settings.fraction:
+            if fraction != own:
                 bank = bank_of(self.network, fraction=fraction, num_standard=num)
             ranks = {f"measured, {against}": _measured(bank, against) for against in (SAME_SEED, STANDARD)}
             for name, against, asked, scores in self._scores_for(fraction):
                 place = label(asked.name, asked.damping)
-                ranks[place] = bank.predictions(np.stack([own.double().cpu().numpy() for own in scores]))
+                ranks[place] = bank.predictions(np.stack([each.double().cpu().numpy() for each in scores]))
                 found = lds_of_predictions([ranks[place]], bank, against=against)
                 names = {"fraction": fraction, "method": name, "against": against, "scores": place}
                 rows.append(names | columns(found))

@@ -109,16 +109,14 @@ def _repeat(task: TrainedTask, step: _Step, repeat: int, own: DictConfig) -> dic
     names = ("step_size", "localization", "num_draws", "num_burnin_steps", "batch_size", "num_chains")
     of_ours = {name: setting[name] for name in names} | {"nbeta": _nbeta(setting)}
     found = dict(_ours(task, of_ours, repeat=repeat, **of_ours))
-    if available("devinterp"):
-        # Elsewhere what is told of the batches is a small part of the estimate, and one state will do.
-        measured = {"all_every": own.all_every, "num_states": own.num_states, "num_probes": own.num_probes}
-        of_peer = setting | {"all_every": None, "num_states": 1, "num_probes": 2}
-        if step.name in MEASURED:
-            of_peer |= measured
-        if step.name in MEASURED and not setting["replacement"]:
-            of_peer["num_chains"] = own.num_measured_chains
-        found |= _peer(task, of_peer, repeat=repeat, peer="devinterp 1.3.2", **of_peer)
-    return found
+    if not available("devinterp"):
+        return found
+    # Elsewhere what is told of the batches is a small part of the estimate, and one state will do.
+    of_peer = setting | {"all_every": None, "num_states": 1, "num_probes": 2}
+    if step.name in MEASURED:
+        of_peer |= {name: own[name] for name in ("all_every", "num_states", "num_probes")}
+        of_peer |= {} if setting["replacement"] else {"num_chains": own.num_measured_chains}
+    return found | _peer(task, of_peer, repeat=repeat, peer="devinterp 1.3.2", **of_peer)
 
 
 @unit("benchmarks/llc_default_sampler_ours", version=1, about="LLC, steps of {step_size:g}, repeat {repeat}")
@@ -144,15 +142,14 @@ def _peer(task: TrainedTask, setting: dict[str, Any], /, *, repeat: int, **_: An
         spread = float(nn.functional.cross_entropy(task.model(data[0]), data[1], reduction="none").std())
     size = min(setting["num_chains"] * setting["batch_size"], task.num_train)
     share_left = 1 - size / task.num_train
-    took_all = setting["initial_loss"] is not None
-    result = {
+    result: dict[str, Any] = {
         "per_chain": found.per_chain.tolist(),
-        "initial_loss_part": 0.0 if took_all else nbeta * (start - found.initial_loss),
-        "initial_loss_sd": 0.0 if took_all else nbeta * spread * (share_left / size) ** 0.5,
         "sampler": (nbeta * found.own_minus_all).tolist(),
-        "sampler_told": 0.0,
-        "sampler_first_order": 0.0,
     }
+    result |= dict.fromkeys(_PARTS, 0.0)
+    if setting["initial_loss"] is None:
+        result["initial_loss_part"] = nbeta * (start - found.initial_loss)
+        result["initial_loss_sd"] = nbeta * spread * (share_left / size) ** 0.5
     if setting["replacement"]:
         return result
     # Chains as far away as the defaults take them have no minimum that their steps relax to.

@@ -105,24 +105,11 @@ def fixed_estimate(
 
 def _found(llc: Any, friction: float | None, began: float) -> dict[str, Any]:
     low, high = llc.interval()
-    names = (
-        "nbeta",
-        "step_size",
-        "localization",
-        "curvature_cutoff",
-        "rhat",
-        "ess",
-        "stability",
-        "top_eigenvalue",
-    )
-    return {name: float(getattr(llc, name)) for name in names} | {
-        "friction": friction,
-        "estimate": llc.value,
-        "low": float(low),
-        "high": float(high),
-        "problem": "; ".join(text.split(":")[0] for text in llc.problems),
-        "cpu_seconds": time.process_time() - began,
-    }
+    names = ("nbeta", "step_size", "localization", "curvature_cutoff", "rhat", "ess", "stability")
+    row: dict[str, Any] = {name: float(getattr(llc, name)) for name in (*names, "top_eigenvalue")}
+    row |= {"friction": friction, "estimate": llc.value, "low": float(low), "high": float(high)}
+    problem = "; ".join(text.split(":")[0] for text in llc.problems)
+    return row | {"problem": problem, "cpu_seconds": time.process_time() - began}
 
 
 @unit("benchmarks/llc_exact/gibbs", version=1, about="exact value of {num_layers} linear layers of width {width}")

@@ -107,13 +107,9 @@ def _measured(name: str, task: TrainedTask, setting: Setting, generator: torch.G
     rhat, (ess, ess_tail) = split_rhat(draws), (effective_sample_size(draws, kind) for kind in ("bulk", "tail"))
     quality: dict[str, Any] = {"rhat": rhat, "ess": ess, "ess_tail": ess_tail, "stderr": standard_error(draws)}
     problems = problems_of(draws, draws[:, :0], **quality)
-    return {
-        "per_chain": draws.double().mean(1).tolist(),
-        "rhat": rhat,
-        "problem": "; ".join(text.split(":")[0] for text in problems),
-        "seconds": seconds,
-        "cpu_seconds": cpu_seconds,
-    }
+    problem = "; ".join(text.split(":")[0] for text in problems)
+    found = {"per_chain": draws.double().mean(1).tolist(), "rhat": rhat, "problem": problem}
+    return found | {"seconds": seconds, "cpu_seconds": cpu_seconds}
 
 
 @unit("benchmarks/llc_floor", version=1, about="floor of {seed_name}, {threads} threads")

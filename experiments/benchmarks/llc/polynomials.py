@@ -57,14 +57,10 @@ def _row(run: Run, cfg: DictConfig, powers: list[int], *, product: bool) -> dict
 
 @unit("benchmarks/llc_known", version=1, about="LLC of a polynomial, powers {powers}")
 def _estimate(run: Run, /, *, powers: list[int], product: bool, **settings: Any) -> dict[str, Any]:
-    llc = estimate_llc(
-        _Polynomial(powers, product=product),
-        lambda outputs, targets: outputs.mean(),
-        (torch.zeros(4, 1, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)),
-        batch_size=4,
-        **settings,
-        generator=run.generator("llc_known", str(powers), str(product)),
-    )
+    model, nothing = _Polynomial(powers, product=product), torch.zeros(4, 1, dtype=torch.float64)
+    seed = run.generator("llc_known", str(powers), str(product))
+    data = (nothing, nothing[:, 0])
+    llc = estimate_llc(model, lambda outputs, _: outputs.mean(), data, batch_size=4, **settings, generator=seed)
     low, high = llc.interval()
     return {"estimate": llc.value, "low": float(low), "high": float(high), "rhat": llc.rhat, "valid": llc.valid}
 

@@ -163,21 +163,13 @@ def _estimate_rows(systems: FittedSystems, curvature: Curvature, way: str) -> li
 
 @unit("preconditioners/estimates", version=1, about="Monte-Carlo estimates by {way}, {seed_name}")
 def _draws(
-    task: TrainedTask,
-    systems: FittedSystems,
-    curvature: Curvature,
-    /,
-    *,
-    num_draws: int,
-    batch_size: int,
-    way: str,
-    **key: Any,
+    task: TrainedTask, systems: FittedSystems, curvature: Curvature, /, *, way: str, batch_size: int, **key: Any
 ) -> dict[str, Any]:
     q = _probabilities(curvature, way)
     operator, generator = _operator(systems, way, q), task.generator("preconditioners/estimates", way)
     ratios = curvature["traces"] / (len(q) * q)
     values: dict[str, list[float]] = {BATCH_TRACE: [], TRACE: [], SQUARE: []}
-    for _ in range(num_draws):
+    for _ in range(key["num_draws"]):
         drawn = torch.multinomial(q, batch_size, replacement=True, generator=generator)
         probe = operator.randn(1, generator)
         first, second = (operator.sample(batch_size, generator) @ probe for _ in range(2))

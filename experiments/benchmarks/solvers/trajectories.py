@@ -268,7 +268,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
             width = 2.4 if "default" in str(method) else 1.2
             line = look | {"label": method, "marker": "", "linewidth": width}
             for ax, y in zip(axes[:2, column], ("error", "lost"), strict=True):
-                _curve(ax, own[own.method == method], ("work", y), line)
+                _curve(ax, own[own.method == method], y, line)
         axes[1, column].sharex(axes[0, column])
         axes[0, column].tick_params(labelbottom=False)
         title = f"{task}\n{num_rhs} right-hand side{'s' if num_rhs != 1 else ''}"
@@ -295,11 +295,10 @@ def _cases(ax: Axes, recipes: pd.DataFrame) -> None:
     panels.frame(ax, x=f"LiSSA's relative error, worst system, in {cases}; dashed: zero's", log="x")
 
 
-def _curve(ax: Axes, curve: pd.DataFrame, of: tuple[str, str], look: dict[str, Any]) -> None:
+def _curve(ax: Axes, curve: pd.DataFrame, y: str, look: dict[str, Any]) -> None:
     """Draw a trajectory with its end marked: a dot for an answer, a cross where it diverged."""
     if curve.empty:
         return
-    x, y = (curve[name] for name in of)
-    ax.plot(x, y, **look)
+    ax.plot(curve.work, curve[y], **look)
     diverged = str(curve.outcome.iloc[-1]).startswith("diverges")
-    ax.plot(x.iloc[-1:], y.iloc[-1:], **look | {"label": None, "marker": "x" if diverged else "o"})
+    ax.plot(curve.work.iloc[-1:], curve[y].iloc[-1:], **look | {"label": None, "marker": "x" if diverged else "o"})

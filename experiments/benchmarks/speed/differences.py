@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -36,20 +37,12 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
 def _task_table(task: TrainedTask, steps: list[float], num_vectors: int) -> pd.DataFrame:
     """Return one row for each precision, step and direction; step 0 is forward mode (fp64's is the truth)."""
     found = _errors(task, steps=steps, num_vectors=num_vectors)
-    return pd.DataFrame(
-        {
-            "task": task.label,
-            "precision": precision,
-            "step": step,
-            "direction": index,
-            "relative_error": float(error),
-            "parameter_norm": found["parameter_norm"],
-        }
-        for precision in DTYPES
-        for step, errors in zip([0.0, *steps], found[precision], strict=True)
-        if step > 0.0 or precision == "fp32"
-        for index, error in enumerate(errors)
-    )
+    rows = []
+    for precision, (place, step) in product(DTYPES, enumerate([0.0, *steps])):
+        row = {"task": task.label, "precision": precision, "step": step}
+        errors = enumerate(found[precision][place] if step > 0.0 or precision == "fp32" else ())
+        rows += [row | {"direction": index, "relative_error": float(error)} for index, error in errors]
+    return pd.DataFrame(rows).assign(parameter_norm=found["parameter_norm"])
 
 
 @unit("benchmarks/finite_differences", version=1, about="errors of {seed_name}")

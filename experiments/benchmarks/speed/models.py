@@ -137,23 +137,17 @@ def repeats_of(name: str, measured: dict[str, Any]) -> pd.DataFrame:
     held, vector = measured["held"] / MIB, measured["vector"] / MIB
     gradient, plain = held + rises[GRADIENT], held + rises[PLAIN_GRADIENT][0]
     product, low_memory = (held + vector + rises[method] for method in (PRODUCT, LOW_MEMORY))
-    return pd.DataFrame(
-        {
-            "model": name,
-            "repeat": range(len(gradient)),
-            "gradient_mib": gradient,
-            "plain_gradient_mib": plain,
-            "product_mib": product,
-            "low_memory_mib": low_memory,
-            "gradient_rise_mib": rises[GRADIENT],
-            "product_rise_mib": rises[PRODUCT],
-            "memory_ratio": product / gradient,
-            "low_memory_ratio": low_memory / gradient,
-            "plain_ratio": product / plain,
-            "differences_ratio": (held + vector + rises[DIFFERENCES][0]) / gradient,
-            "rise_ratio": pd.Series(rises[PRODUCT]) / pd.Series(rises[GRADIENT]),
-        }
-    )
+    found = {"gradient_mib": gradient, "plain_gradient_mib": plain, "product_mib": product}
+    found |= {
+        "low_memory_mib": low_memory,
+        "gradient_rise_mib": rises[GRADIENT],
+        "product_rise_mib": rises[PRODUCT],
+    }
+    found |= {"memory_ratio": product / gradient, "low_memory_ratio": low_memory / gradient}
+    found |= {"plain_ratio": product / plain}
+    found |= {"differences_ratio": (held + vector + rises[DIFFERENCES][0]) / gradient}
+    found |= {"rise_ratio": pd.Series(rises[PRODUCT]) / pd.Series(rises[GRADIENT])}
+    return pd.DataFrame({"model": name, "repeat": range(len(gradient))} | found)
 
 
 def _summary(name: str, measured: dict[str, Any], repeats: pd.DataFrame, errors: pd.DataFrame) -> dict[str, Any]:

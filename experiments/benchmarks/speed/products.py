@@ -61,22 +61,13 @@ def _model_rows(run: Run, name: str, own: dict[str, Any]) -> list[dict[str, Any]
 
 @unit("benchmarks/curvature", version=1, about="{num_vectors} products of {model_config[model][_target_]}")
 def _measured(
-    run: Run,
-    name: str,
-    /,
-    *,
-    model_config: dict[str, Any],
-    methods: list[str],
-    num_vectors: int,
-    num_rounds: int,
-    num_threads: int,
-    **_: Any,
+    run: Run, name: str, /, *, model_config: Any, methods: list[str], num_vectors: int, **asked: Any
 ) -> dict[str, Any]:
     """Return seconds of each round and the peak memory by method; else a status."""
     case = build_case(model_config, run.generator("model", name), run.device)
     works: dict[str, Compute] = {}
     status: dict[str, str] = {}
-    with kernel_threads(num_threads):
+    with kernel_threads(asked["num_threads"]):
         for method in (FORWARD, GRADIENT, *methods):
             try:
                 works[method] = product_of(method, case, num_vectors)
@@ -88,7 +79,7 @@ def _measured(
                     raise
                 works.pop(method, None)
                 status[method] = f"failed: {str(error).splitlines()[0][:120]}"
-        times = measure_times(works, num_rounds=num_rounds, device=run.device)
+        times = measure_times(works, num_rounds=asked["num_rounds"], device=run.device)
         with searched_once():
             peaks = {method: measure_peak(compute, run.device) for method, compute in works.items()}
     found = {"times": times, "peaks": peaks, "status": status, "num_parameters": case.num_parameters}

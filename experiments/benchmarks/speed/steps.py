@@ -122,9 +122,9 @@ class _Products:
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
-        *,
         rank: int | None,
         update_period: int,
+        *,
         decompositions: bool = False,
     ) -> None:
         tensors = list(parameters)

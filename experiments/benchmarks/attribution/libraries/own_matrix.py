@@ -94,15 +94,7 @@ def _retrained(task: TrainedTask, network: dict[str, Any], halves: Tensor, /, **
     with torch.no_grad():
         for parameter, value in zip(own.model.parameters(), start.parameters(), strict=True):
             parameter.copy_(value)
-    copies = train_ensemble(
-        own.model,
-        task.loss,
-        own.train,
-        example_weights=subset_weights(halves),
-        num_epochs=of.num_epochs,
-        batch_size=of.batch_size,
-        lr=of.lr,
-        **_steps(of),
-        generator=task.generator("retraining of libraries"),
-    )
+    generator, weights = task.generator("retraining of libraries"), {"example_weights": subset_weights(halves)}
+    asked: dict[str, Any] = {name: of[name] for name in ("num_epochs", "batch_size", "lr")} | _steps(of) | weights
+    copies = train_ensemble(own.model, task.loss, own.train, **asked, generator=generator)
     return {"losses": ensemble_measurements(own.model, task.loss, own.test, copies.parameters)}

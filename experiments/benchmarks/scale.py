@@ -204,13 +204,10 @@ class _Scale:
         row |= {"weights": "random" if self.settings.training is None else "trained"}
         row |= {"solver": own.get("method", ""), "seconds": own.get("seconds"), "products": own.get("num_matvecs")}
         row |= {"steps": own.get("steps"), "product_seconds": product}
-        forecast = None
-        if name == PROJECTION:
-            blocks = self.task.num_parameters / BLOCK
-            forecast = examples / SOME * (price["gradient"] + blocks * price["projection"])
-        elif name in (CG, FILTER):
-            forecast = scoring + (price["steps"] + 1) * queries * product
-        row |= {"forecast_seconds": forecast, "residual": own.get("residual")}
+        projected = price["gradient"] + self.task.num_parameters / BLOCK * price["projection"]
+        solved = scoring + (price["steps"] + 1) * queries * product
+        forecasts = {PROJECTION: examples / SOME * projected, CG: solved, FILTER: solved}
+        row |= {"forecast_seconds": forecasts.get(name), "residual": own.get("residual")}
         row |= {"peak_gib": own.get("peak_mib", float("nan")) / 2**10, "agreement": float("nan")}
         if exact is not None and "scores" in own:
             row["agreement"] = float(correlation(own["scores"].T, exact["scores"].T).mean())

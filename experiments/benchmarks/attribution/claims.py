@@ -42,11 +42,10 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             results.append(_lds(claim, own, {methods.INFLUENCE: 1, method: -1}))
         results += _against_ekfac(claims, of, own)
         claim = claims.claim("unrolled-above-filter", of)
-        if OTHER in own:
-            reason = "It differentiates one order of the batches; its mean over orders stands in the table, too."
-            results.append(_lds(claim, own, {methods.UNROLLED: 1, methods.FILTER: -1}, OTHER, reason=reason))
-        else:
-            results.append(out_of_reach(claim, "there is one order of the batches only: num_orders=1"))
+        terms = {methods.UNROLLED: 1.0, methods.FILTER: -1.0}
+        reason = "It differentiates one order of the batches; its mean over orders stands in the table, too."
+        lacking = out_of_reach(claim, "there is one order of the batches only: num_orders=1")
+        results.append(_lds(claim, own, terms, OTHER, reason=reason) if OTHER in own else lacking)
         results += _against_pbrf(claims, of, own, queries[queries.task == task], computed["table"])
         results += _removals(claims, of, removals[removals.task == task])
         results.append(_together(claims.claim("halves-in-ten-trainings", of), computed["timing"], of))
@@ -66,7 +65,8 @@ def _against_pbrf(
     claims: ClaimSheet, of: str, ranks: pd.DataFrame, queries: pd.DataFrame, table: pd.DataFrame
 ) -> list[ClaimResult]:
     predicts, answers = (
-        claims.claim(name, of) for name in ("pbrf-predicts-like-influence", "influence-answers-pbrf")
+        claims.claim("pbrf-predicts-like-influence", of),
+        claims.claim("influence-answers-pbrf", of),
     )
     row = table[(table.task == of) & (table.method == methods.PBRF)].iloc[0]
     if reason := not_minimised(row):

@@ -132,11 +132,8 @@ class _Scores:
     def _measured(self) -> dict[int, dict[str, Any]]:
         """What the halves say of each method, by its index."""
         responses = next(r["scores"] for method, r in self._scored if method.name == PBRF)
-        return {
-            index: self._predicted(method.name, result, responses)
-            for index, (method, result) in enumerate(self._scored)
-            if result["status"] == "done"
-        }
+        done = [(index, *each) for index, each in enumerate(self._scored) if each[1]["status"] == "done"]
+        return {index: self._predicted(method.name, result, responses) for index, method, result in done}
 
     @cached_property
     def _best(self) -> dict[str, int]:
@@ -170,9 +167,8 @@ class _Scores:
         row: dict[str, float] = {}
         queries: dict[str, Tensor] = {}
         losses = self._losses
-        for prefix, order, some in (("lds", SAME, losses[:1]), ("lds_other", OTHER, losses[1:])):
-            if not len(some):
-                continue
+        orders = (("lds", SAME, losses[:1]), ("lds_other", OTHER, losses[1:]))
+        for prefix, order, some in orders[: len(losses)]:
             if "scores" in result:
                 found = linear_datamodelling_score(result["scores"], self.subsets, some)
             else:

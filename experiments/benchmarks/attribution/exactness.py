@@ -115,13 +115,9 @@ def _row(name: str, options: dict[str, Any], results: list[dict[str, Any]]) -> d
     row: dict[str, Any] = {"method": name, "library": options["library"], "status": results[0]["status"]}
     if row["status"] != "done":
         return row
-    return row | {
-        "version": results[0]["version"],
-        "seconds": float(np.median([result["cpu_seconds"] for result in results])),
-        "repeats": len(results),
-        "peak_gib": max(result["peak_bytes"] for result in results) / 2**30,
-        "remark": results[0]["remark"],
-    }
+    row |= {name: results[0][name] for name in ("version", "remark")} | {"repeats": len(results)}
+    row["seconds"] = float(np.median([result["cpu_seconds"] for result in results]))
+    return row | {"peak_gib": max(result["peak_bytes"] for result in results) / 2**30}
 
 
 def pearson(scores: Tensor, reference: Tensor) -> Tensor:

@@ -200,12 +200,9 @@ def _trained(network: Network, /, *, order: int, **_: Any) -> dict[str, Any]:
     )
     seconds = clock() - start
     end = flatten(model.parameters()).detach()[None]
-    return {
-        "weights": model.state_dict(),
-        "learning_rates": list(history.learning_rates),
-        "seconds": seconds,
-        "train_loss": float(ensemble_measurements(model, network.loss, network.train, end).mean()),
-    }
+    loss = float(ensemble_measurements(model, network.loss, network.train, end).mean())
+    found = {"weights": model.state_dict(), "learning_rates": list(history.learning_rates)}
+    return found | {"seconds": seconds, "train_loss": loss}
 
 
 @unit("attribution/rates", version=1, about="length of {seed_name}, order {order}")

@@ -114,9 +114,8 @@ def _scores(own: pd.DataFrame, titles: Mapping[str, str], networks: int) -> Figu
     for ax, task in zip(axes[0], tasks, strict=True):
         for _, row in own[own.task == task].iterrows():
             errors = [[max(row.lds - row.lds_low, 0)], [max(row.lds_high - row.lds, 0)]]
-            color = told.get(row.method, "#777777")
-            look = {"marker": "o", "linestyle": "none", "capsize": 2, "markersize": 5, "color": color}
-            ax.errorbar(row.lds, row.place, xerr=errors, **look)
+            look = {"marker": "o", "linestyle": "none", "capsize": 2, "markersize": 5}
+            ax.errorbar(row.lds, row.place, xerr=errors, color=told.get(row.method, "#777777"), **look)
         names = [_name(each) for each in order]
         ax.set(yticks=range(len(order)), yticklabels=names, ylim=(len(order) - 0.5, -0.5))
         panels.frame(ax, x="LDS", title=textwrap.fill(titles[str(task)], 13))

@@ -52,14 +52,10 @@ def _computed(network: Network, sizes: dict[str, Any], config: dict[str, Any]) -
         "command": f"make bank BANK={settings.bank}",
         "task": network.label,
         "preset": network.run.cfg.preset,
-        "config": config,
-        "commit": commit.commit,
-        "clean": commit.clean,
-        "versions": versions(),
-        "learning_rate": [float(trained.training.learning_rates[0]) for trained in scored],
-        "num_steps": [trained.training.num_steps for trained in scored],
-        "seconds": seconds,
     }
+    recipe |= {"config": config, "commit": commit.commit, "clean": commit.clean, "versions": versions()}
+    recipe["learning_rate"] = [float(trained.training.learning_rates[0]) for trained in scored]
+    recipe |= {"num_steps": [trained.training.num_steps for trained in scored], "seconds": seconds}
     return Bank(
         name=str(settings.bank or network.label),
         subsets=subsets.numpy(),

@@ -46,14 +46,9 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     floors = {threads: _floor(task, **setting, threads=threads) for threads in settings.num_threads}
     table = pd.DataFrame([row for turn in results for row in _rows(task, turn, results[turn], methods)])
     run.note(reduced=[f"{name} is not installed" for name in METHODS if name not in methods])
-    return {
-        "table": table,
-        "summary": summary_table(table),
-        "timings": _timing_table(results, floors, methods),
-        "known": polynomials.known_table(run, cfg.known),
-        "power": power_table(run, cfg.power),
-        "default_sampler": default_sampler.default_sampler_table(task),
-    }
+    tables = {"table": table, "summary": summary_table(table), "timings": _timing_table(results, floors, methods)}
+    tables |= {"known": polynomials.known_table(run, cfg.known), "power": power_table(run, cfg.power)}
+    return tables | {"default_sampler": default_sampler.default_sampler_table(task)}
 
 
 # ------------------------------------------------------------------------------------ methods

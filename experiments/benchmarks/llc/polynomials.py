@@ -48,11 +48,10 @@ def _row(run: Run, cfg: DictConfig, powers: list[int], *, product: bool) -> dict
     settings |= {"localization": localization, "nbeta": nbeta}
     found = _estimate(run, powers=powers, product=product, **settings)
     names = (" " if product else " + ").join(f"w{i + 1}^{power}" for i, power in enumerate(powers))
-    return {"problem": names, "n": cfg.n[kind], "nbeta": nbeta, "localization": localization} | {
-        **found,
-        "at_this_n": finite_value(powers, product=product, nbeta=nbeta, localization=localization),
-        "asymptotic": 1 / max(powers) if product else sum(1 / power for power in powers),
-    }
+    value = finite_value(powers, product=product, nbeta=nbeta, localization=localization)
+    asymptotic = 1 / max(powers) if product else sum(1 / power for power in powers)
+    row = {"problem": names, "n": cfg.n[kind], "nbeta": nbeta, "localization": localization}
+    return row | found | {"at_this_n": value, "asymptotic": asymptotic}
 
 
 @unit("benchmarks/llc_known", version=1, about="LLC of a polynomial, powers {powers}")

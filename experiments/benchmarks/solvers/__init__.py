@@ -67,11 +67,5 @@ TARGET = Target(
     },
     timings=("preconditioner_timing", "peer-*"),
 )
-compute, judge, draw = of_parts(
-    {
-        "solvers": [trajectories],
-        "preconditioners": [preconditioners, operations, importance],
-        "recipes": [recipes],
-        "crossed": [crossed],
-    }
-)
+PARTS = {"solvers": [trajectories], "preconditioners": [preconditioners, operations, importance]}
+compute, judge, draw = of_parts(PARTS | {"recipes": [recipes], "crossed": [crossed]})

@@ -127,15 +127,9 @@ def _lissa(
         longer = min(num_steps, PAST_DIVERGENCE * divergence.step)
         unchecked = replace(solver, num_steps=longer, callback=recorder, raise_on_divergence=False)
         unchecked.solve(damped, b, generator=generator)
-    return asdict(settings) | {
-        "constant": float(measured.max()),
-        "certified": certified_constant(curvature["traces"], q),
-        "outcome": outcome,
-        "error": error,
-        "exact_rate": (1 - settings.step_size * damping) ** last,
-        "steps": recorder.steps,
-        "errors": recorder.errors,
-    }
+    rate, certified = (1 - settings.step_size * damping) ** last, certified_constant(curvature["traces"], q)
+    found = {"constant": float(measured.max()), "certified": certified, "outcome": outcome, "error": error}
+    return asdict(settings) | found | {"exact_rate": rate, "steps": recorder.steps, "errors": recorder.errors}
 
 
 # ------------------------------------------------------------------------------------ estimates
@@ -153,12 +147,12 @@ def _estimate_rows(systems: FittedSystems, curvature: Curvature, way: str) -> li
     size, asked = settings.estimate_batch_size, {"num_draws": settings.num_estimates, "way": way}
     found = _draws(systems.task, systems, curvature, batch_size=size, **asked)
     spread = batch_trace_deviation(traces, _probabilities(curvature, way)) / math.sqrt(size)
-    return [
-        {"quantity": quantity, "batch_size": size, "trace": float(traces.mean())}
-        | {"exact_sd": spread if quantity == BATCH_TRACE else math.nan, "draw": draw, "value": value}
-        for quantity, values in found["values"].items()
-        for draw, value in enumerate(values)
-    ]
+    rows = []
+    for quantity, values in found["values"].items():
+        row = {"quantity": quantity, "batch_size": size, "trace": float(traces.mean())}
+        row["exact_sd"] = spread if quantity == BATCH_TRACE else math.nan
+        rows += [row | {"draw": draw, "value": value} for draw, value in enumerate(values)]
+    return rows
 
 
 @unit("preconditioners/estimates", version=1, about="Monte-Carlo estimates by {way}, {seed_name}")

@@ -18,25 +18,16 @@ from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, exact, unit
 from curvlab.lab import judge as verdict
 from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Solver
 from experiments.benchmarks.parts import tasks_of
-from experiments.benchmarks.solvers.preconditioners import (
-    JUDGED,
-    NOT_REACHED,
-    PEER,
-    FittedSystems,
-    curvlinops_inverse,
-    fewest,
-    fitted_systems,
-    largest_residual,
-    preconditioners_of,
-)
+from experiments.benchmarks.solvers import preconditioners as by
+from experiments.benchmarks.solvers.preconditioners import JUDGED, NOT_REACHED, PEER, FittedSystems, fewest
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return `operations`: a row for each task and preconditioner, operations a system, and its residual."""
     rows: list[dict[str, Any]] = []
     for task in tasks_of(run, cfg, "preconditioners"):
-        settings, systems = task.settings, fitted_systems(task.trained())
-        asked = {label: {"num": settings.num_rhs} for label in preconditioners_of(settings)}
+        settings, systems = task.settings, by.fitted_systems(task.trained())
+        asked = {label: {"num": settings.num_rhs} for label in by.preconditioners_of(settings)}
         asked["CG"] = {"num": settings.num_cg}
         if settings.curvlinops is not None and importlib.util.find_spec("curvlinops") is not None:
             asked[PEER] = {"num": settings.num_cg, **settings.curvlinops}
@@ -53,7 +44,7 @@ def _counted(systems: FittedSystems, /, *, label: str, num: int, **_: Any) -> di
     systems.operator @ b[:, :1]  # the first product looks at an example, too: not counted
     with Operations() as counted:
         x = solve(b)
-    residual = largest_residual(systems, x, b)
+    residual = by.largest_residual(systems, x, b)
     arrived = residual <= 1.01 * JUDGED  # in single precision
     return {"operations": counted.total / num if arrived else math.nan, "residual": residual}
 
@@ -62,12 +53,12 @@ def _way(systems: FittedSystems, label: str) -> Callable[[Tensor], Tensor]:
     """Return what solves for some right-hand sides."""
     settings = systems.task.settings
     if label == PEER:
-        inverse = curvlinops_inverse(systems, **settings.curvlinops)
+        inverse = by.curvlinops_inverse(systems, **settings.curvlinops)
         return lambda b: (inverse @ b).detach()
     generator = systems.task.generator("preconditioners")
     solver: Solver = ConjugateGradient(JUDGED)
     if label != "CG":
-        solver = BlockConjugateGradient(JUDGED, preconditioner=preconditioners_of(settings)[label])
+        solver = BlockConjugateGradient(JUDGED, preconditioner=by.preconditioners_of(settings)[label])
     return lambda b: solver.solve(systems.damped, b, generator=generator).x
 
 

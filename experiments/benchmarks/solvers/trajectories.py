@@ -29,17 +29,9 @@ from experiments.shared.task import TrainedTask
 from experiments.shared.trajectory import CountedOperator, Counter, Stride, Trajectory
 
 GROWTH = 1.25  # between steps at which the iterate is looked at
-LABELS = {
-    "lissa_recipe": "LiSSA, C = 2",
-    "lissa_auto": "Lissa.auto",
-    "chebyshev": "Chebyshev",
-    "cg": "CG",
-    "ekfac_cg": "CG, EK-FAC",
-    "nystrom_cg": "CG, Nyström",
-    "block_cg": "block CG",
-    "nystrom_block_cg": "block CG, Nyström",
-    "default": "default",
-}
+LABELS = {"lissa_recipe": "LiSSA, C = 2", "lissa_auto": "Lissa.auto", "chebyshev": "Chebyshev", "cg": "CG"}
+LABELS |= {"ekfac_cg": "CG, EK-FAC", "nystrom_cg": "CG, Nyström", "block_cg": "block CG"}
+LABELS |= {"nystrom_block_cg": "block CG, Nyström", "default": "default"}
 # Systems are solved independently of one another, but for a set-up of a few products: the work for each does not
 # depend on how many there are.
 INDEPENDENT = ("lissa_recipe", "lissa_auto", "chebyshev", "cg", "ekfac_cg")

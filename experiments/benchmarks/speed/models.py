@@ -159,7 +159,7 @@ def _summary(name: str, measured: dict[str, Any], repeats: pd.DataFrame, errors:
     row |= {str(column): float(value) for column, value in repeats.iloc[:, 2:].median().items()}
     row |= {f"{method.split()[0]}_ms": 1e3 * float(np.median(own)) for method, own in seconds.items()}
     row["rounds"] = len(floor)
-    for method, column in ((PRODUCT, "time_to_floor"), (LOW_MEMORY, "low_memory_time_to_floor")):
+    for method, column in {PRODUCT: "time_to_floor", LOW_MEMORY: "low_memory_time_to_floor"}.items():
         row |= in_columns(column, seconds[method] / floor, unit="rounds")
     one_batch = errors[(errors.matrix == "Gauss-Newton") & (errors.batches == 1)].set_index("precision")
     return row | {f"error_{name}": float(own) for name, own in one_batch.error.items()}

@@ -27,6 +27,7 @@ OPTIMIZERS = ("sgd", "adam", "adam-fused", "products", "floor", "ngd")
 _WARM_UP = 12  # calls: the ten first updates, and on to a multiple of 4
 
 PARTS = ("products", "double products", "eigendecompositions", "element by element", "views")
+RATIOS = {"to_adam": "milliseconds", "arithmetic_to_adam": "arithmetic"}
 _PRODUCTS = {"bmm", "baddbmm", "mm", "addmm"}
 _VIEWS = {"view", "transpose", "permute", "unsqueeze", "expand"}  # in another shape
 _VIEWS |= {"slice", "select", "split", "unbind", "as_strided"}  # of a part
@@ -231,13 +232,12 @@ def _part_rows(run: Run, name: str, own: dict[str, Any]) -> list[dict[str, Any]]
     least = sum(parts[part]["milliseconds"] for part in PARTS[:3]) + sum(parts[p]["calling"] for p in PARTS[3:])
     parts["least"] = {"milliseconds": least}
     columns = ("calls", "milliseconds", "calling", "arithmetic")
-    return [
-        {"model": name, "part": part}
-        | {column: parts[part].get(column, np.nan) for column in columns}
-        | {"to_adam": parts[part]["milliseconds"] / found["adam"]}
-        | {"arithmetic_to_adam": parts[part].get("arithmetic", np.nan) / found["adam"]}
-        for part in (*PARTS, "all calls", "least", "ngd", "adam")
-    ]
+    rows = []
+    for part in (*PARTS, "all calls", "least", "ngd", "adam"):
+        row = {"model": name, "part": part} | {column: parts[part].get(column, np.nan) for column in columns}
+        to_adam = {to: row[of] / found["adam"] for to, of in RATIOS.items()}
+        rows.append(row | to_adam)
+    return rows
 
 
 @unit("benchmarks/ngd_step_parts", version=1, about="parts of a step of {model[_target_]}")

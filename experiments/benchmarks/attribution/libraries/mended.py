@@ -126,23 +126,16 @@ def bergson_scores(model: nn.Module, train: Pair, test: Pair, *, damping: float 
             rows = torch.cat([tokens, following[:, -1:]], dim=1).tolist()
             datasets.Dataset.from_dict({"input_ids": rows}).save_to_disk(Path(folder) / name)
         own = {"inversion": "absolute_damped_inverse", "damping_factor": damping} if damping is not None else {}
+        of_data = {"model": folder, "data": config.DataConfig(dataset=f"{folder}/train")}
+        of_loss = {"token_batch_size": length, "loss_reduction": "mean", "include_bias": True}
+        astra_config = AstraConfig(num_steps=num_steps, solver="cg", batch_size=size, micro_batch_size=size)
+        query = config.QuerySetConfig(dataset=f"{folder}/test", aggregation="none")
         hessian_pipeline(
-            config.IndexConfig(
-                run_path=f"{folder}/run",
-                model=folder,
-                data=config.DataConfig(dataset=f"{folder}/train"),
-                token_batch_size=length,
-                loss_reduction="mean",
-                include_bias=True,
-            ),
+            config.IndexConfig(run_path=f"{folder}/run", **of_data, **of_loss),
             HessianConfig(method="kfac", ev_correction=True),
             config.ScoreConfig(),
             config.PreprocessConfig(),
-            HessianPipelineConfig(
-                query=config.QuerySetConfig(dataset=f"{folder}/test", aggregation="none"),
-                inversion_cfg=InversionConfig(**own),
-                astra=AstraConfig(num_steps=num_steps, solver="cg", batch_size=size, micro_batch_size=size),
-            ),
+            HessianPipelineConfig(query=query, inversion_cfg=InversionConfig(**own), astra=astra_config),
         )
         return torch.tensor(load_scores(Path(folder) / "run" / "scores")[:])
 

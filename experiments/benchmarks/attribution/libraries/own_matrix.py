@@ -59,11 +59,9 @@ def exact_scores(network: dict[str, Any], loss: nn.Module, matrix: str, settings
 
 
 def _operator(matrix: str, model: nn.Module, loss: nn.Module, train: tuple[Tensor, Tensor]) -> LinearOperator:
-    if matrix == HESSIAN:
-        return HessianOperator(model, loss, train)
     if matrix == FISHER:
         return FisherOperator(model, loss, train, kind="empirical")
-    return GaussNewtonOperator(model, loss, train)
+    return (HessianOperator if matrix == HESSIAN else GaussNewtonOperator)(model, loss, train)
 
 
 def run_length(task: TrainedTask) -> RunLength:

@@ -220,18 +220,11 @@ def traker(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
     else:
         projector = BasicProjector(grad_dim=size, proj_dim=asked, seed=0, proj_type="rademacher", device="cpu")
     with tempfile.TemporaryDirectory() as folder:
-        scorer = TRAKer(
-            model=network.model,
-            task=token_margins() if network.num_tokens > 1 else "image_classification",
-            train_set_size=len(network.train[0]),
-            save_dir=folder,
-            device="cpu",
-            projector=projector,
-            proj_dim=asked or size,
-            lambda_reg=options.get("lambda_reg", 0.0),  # 0 is its default
-            use_half_precision=False,
-            logging_level=40,
-        )
+        task: Any = token_margins() if network.num_tokens > 1 else "image_classification"
+        sizes = {"train_set_size": len(network.train[0]), "proj_dim": asked or size}
+        own = {"lambda_reg": options.get("lambda_reg", 0.0), "use_half_precision": False}  # 0 is its default
+        where = {"save_dir": folder, "device": "cpu", "logging_level": 40}
+        scorer = TRAKer(model=network.model, task=task, projector=projector, **sizes, **own, **where)
         states = network.states()
         for place, state in enumerate(states):
             scorer.load_checkpoint(state, model_id=place)
@@ -266,16 +259,9 @@ Method = Callable[[TrainedNetwork, Options], tuple[Tensor, str]]
 EVERY: tuple[Any, ...] = (curvlab, gradients, curvlinops, pydvl, dattri, kronfluence, traker, bergson)
 METHODS: dict[str, Method] = {method.__name__: method for method in EVERY}
 # Imported before the clock starts.
-MODULES = {
-    "curvlab": "curvlab.influence",
-    "gradients": "torch.func",
-    "curvlinops": "curvlinops.examples",
-    "pydvl": "pydvl.influence.torch",
-    "dattri": "dattri.algorithm.influence_function",
-    "kronfluence": "kronfluence.analyzer",
-    "traker": "trak",
-    "bergson": "bergson.hessians.pipeline",
-}
+MODULES = {"curvlab": "curvlab.influence", "gradients": "torch.func", "curvlinops": "curvlinops.examples"}
+MODULES |= {"pydvl": "pydvl.influence.torch", "dattri": "dattri.algorithm.influence_function"}
+MODULES |= {"kronfluence": "kronfluence.analyzer", "traker": "trak", "bergson": "bergson.hessians.pipeline"}
 DISTRIBUTIONS = {"curvlinops": "curvlinops-for-pytorch", "gradients": "torch"}
 
 

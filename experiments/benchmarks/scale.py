@@ -40,11 +40,11 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
-from torch import Tensor
+from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator, sampled_traces
 from curvlab.influence import directional_derivatives, per_example_gradients
-from curvlab.lab import Computed, Run, Target, panels, plots
+from curvlab.lab import Computed, Run, Target, panels, plots, unit
 from curvlab.lab.names import reader_names
 from curvlab.linalg import LinearOperator, identity
 from curvlab.solvers import BlockConjugateGradient, Ekfac, Rows, TrainingFilter, default_solver
@@ -61,6 +61,7 @@ ROWS, FILTER = "influence, all rows", "training filter"
 METHODS = (DOT, PROJECTION, EKFAC, DEFAULT, CG, PRECONDITIONED, ROWS, FILTER)
 SOLVED = (DEFAULT, CG, PRECONDITIONED, ROWS, FILTER)
 VECTORS = {DOT: 2, EKFAC: 4, DEFAULT: 10, CG: 10, PRECONDITIONED: 12, ROWS: 10, FILTER: 20}  # for each query
+Found = dict[str, Any]
 MANY_EXAMPLES, MANY_QUERIES = 50_000, 100
 PROJECTIONS, BLOCK, SOME = 512, 2**14, 4
 
@@ -76,7 +77,7 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return `scale`, a row for each network and method, and `summary`, a row for each network."""
     rows: list[dict[str, Any]] = []
     for task in Task.each(run, cfg):
-        rows += _Scale(run, task.trained()).rows()
+        rows += _Scale(task.trained()).rows()
     run.note(load_average=load_average())
     table = pd.DataFrame(rows)
     return {"scale": table, "summary": summary(table)}
@@ -85,23 +86,23 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
 class _Scale:
     """One network."""
 
-    def __init__(self, run: Run, task: TrainedTask) -> None:
-        self.run, self.task, self.settings = run, task, task.settings
-        self.key = task.key | {
-            name: self.settings[name] for name in ("num_queries", "num_examples", "rtol", "max_steps", "max_size")
-        }
-        self.key |= {"length": self.settings.length, "memory_limit": self.settings.memory_limit}
+    def __init__(self, task: TrainedTask) -> None:
+        self.run, self.task, self.settings, length = task.run, task, task.settings, task.settings.length
+        names = ("num_queries", "num_examples", "rtol", "max_steps", "max_size", "length", "memory_limit")
+        self.key = task.key | {name: self.settings[name] for name in names}
         self.train = task.pair("train", torch.arange(int(self.settings.num_examples)))
         self.test = task.pair("test", torch.arange(int(self.settings.num_queries)))
-        length = self.settings.length
         self.length = run_length(task) if length is None else RunLength.constant(float(length), 1)
-        self.clock = work_clock(run.device)
+        self.clock = work_clock(self.run.device)
+
+    @property
+    def _examples(self) -> tuple[nn.Module, nn.Module, tuple[Tensor, Tensor]]:
+        return self.task.model, self.task.loss, self.train
 
     @cached_property
     def matrix(self) -> GaussNewtonOperator:
         """G, without damping."""
-        batch_size = self.settings.examples_at_once
-        return GaussNewtonOperator(self.task.model, self.task.loss, self.train, batch_size=batch_size)
+        return GaussNewtonOperator(*self._examples, batch_size=self.settings.examples_at_once)
 
     @cached_property
     def damped(self) -> LinearOperator:
@@ -110,31 +111,21 @@ class _Scale:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each method."""
-        price = self.run.unit(
-            "scale/product", self.key, self._price, version=2, about=f"a product of {self.task.label}"
-        )
-        found = {}
-        for name in METHODS:
-            about, work = f"{name}, {self.task.label}", partial(self._measured, name, price)
-            found[name] = self.run.unit("scale/method", self.key | {"method": name}, work, version=1, about=about)
-        exact = min(
-            (own for name, own in found.items() if name in SOLVED[:-1] and own["status"] == "done"),
-            key=lambda own: float(own["residual"]),
-            default=None,
-        )
+        price = self._price()
+        found = {name: self._measured(price, method=name) for name in METHODS}
+        ended = [found[name] for name in SOLVED[:-1] if found[name]["status"] == "done"]
+        exact = min(ended, key=lambda own: float(own["residual"]), default=None)
         return [self._row(name, own, price, found[DOT], exact) for name, own in found.items()]
 
     # ------------------------------------------------------------------------------- measured
-    def _price(self) -> dict[str, Any]:
+    @unit("scale/product", version=2, about="a product of {seed_name}")
+    def _price(self, /, **_: Any) -> dict[str, Any]:
         """Return seconds of a product and of the gradient of an example, and tr(G) / damping with its steps."""
         vector = self.matrix.randn(1, torch.Generator().manual_seed(0))[:, 0]
         some = (self.train[0][:SOME], self.train[1][:SOME])
         seconds: dict[str, float] = {}
-        for name, work in (
-            ("product", partial(self.matrix.matvec, vector)),
-            ("gradient", partial(self._gradients, some)),
-            ("projection", partial(_projection, SOME)),
-        ):
+        works = {"product": partial(self.matrix.matvec, vector), "gradient": partial(self._gradients, some)}
+        for name, work in (works | {"projection": partial(_projection, SOME)}).items():
             work()  # what is loaded for a first call is no product's
             start = self.clock()
             work()
@@ -144,20 +135,21 @@ class _Scale:
         peak = measure_peak(partial(self.matrix.matvec, vector), self.run.device)
         return seconds | {"trace": trace, "steps": steps, "peak_mib": peak}
 
-    def _measured(self, name: str, price: dict[str, Any]) -> dict[str, Any]:
+    @unit("scale/method", version=1, about="{method}, {seed_name}")
+    def _measured(self, price: dict[str, Any], /, *, method: str, **_: Any) -> dict[str, Any]:
         """Return scores with what they cost, or why there are none."""
-        if name == PROJECTION:
+        if method == PROJECTION:
             return {"status": "forecast alone"}
-        needed = 4 * VECTORS[name] * len(self.test[1]) * self.task.num_parameters / 2**30
+        needed = 4 * VECTORS[method] * len(self.test[1]) * self.task.num_parameters / 2**30
         if needed > float(self.settings.memory_limit):
             return {"status": f"not run: vectors of {needed:.0f} GiB, limit {self.settings.memory_limit:g}"}
         found: dict[str, Any] = {}
         try:
-            peak = measure_peak(lambda: found.update(self._scored(name)), self.run.device)
+            peak = measure_peak(lambda: found.update(self._scored(method)), self.run.device)
         except (ValueError, TypeError, NotImplementedError, MemoryError) as error:
             return {"status": f"not run: {str(error).splitlines()[0][:120]}"}
         solved = found.pop("solved", None)
-        if "residual" not in found and name != DOT:
+        if "residual" not in found and method != DOT:
             left = found.pop("sides") - self.damped @ solved
             found["residual"] = float((left.norm(dim=0) / self._sides_norm).max())
         found.pop("sides", None)
@@ -180,10 +172,8 @@ class _Scale:
             own |= {"method": found.method or type(self._solver(name)).__name__}
             if not found.converged:
                 own["status"] = f"stopped after {steps} steps"
-        batch_size = self.settings.examples_at_once
-        scores = -directional_derivatives(
-            self.task.model, self.task.loss, self.train, solved, batch_size=batch_size, progress=False
-        ).T
+        at_once: dict[str, Any] = {"batch_size": self.settings.examples_at_once, "progress": False}
+        scores = -directional_derivatives(*self._examples, solved, **at_once).T
         own |= {"seconds": self.clock() - start, "scores": scores}
         return own | ({"solved": solved, "sides": sides} if name == EKFAC else {})
 
@@ -206,14 +196,7 @@ class _Scale:
         return BlockConjugateGradient(rtol=rtol, max_steps=limit, preconditioner=preconditioner)
 
     # ------------------------------------------------------------------------------- the row
-    def _row(
-        self,
-        name: str,
-        own: dict[str, Any],
-        price: dict[str, Any],
-        dot: dict[str, Any],
-        exact: dict[str, Any] | None,
-    ) -> dict[str, Any]:
+    def _row(self, name: str, own: Found, price: Found, dot: Found, exact: Found | None) -> Found:
         examples, queries = len(self.train[1]), len(self.test[1])
         scoring, product = dot.get("seconds", float("nan")), price["product"]
         row: dict[str, Any] = {"task": self.task.label, "parameters": self.task.num_parameters, "method": name}
@@ -221,13 +204,10 @@ class _Scale:
         row |= {"weights": "random" if self.settings.training is None else "trained"}
         row |= {"solver": own.get("method", ""), "seconds": own.get("seconds"), "products": own.get("num_matvecs")}
         row |= {"steps": own.get("steps"), "product_seconds": product}
-        forecast = None
-        if name == PROJECTION:
-            blocks = self.task.num_parameters / BLOCK
-            forecast = examples / SOME * (price["gradient"] + blocks * price["projection"])
-        elif name in (CG, FILTER):
-            forecast = scoring + (price["steps"] + 1) * queries * product
-        row |= {"forecast_seconds": forecast, "residual": own.get("residual")}
+        projected = price["gradient"] + self.task.num_parameters / BLOCK * price["projection"]
+        solved = scoring + (price["steps"] + 1) * queries * product
+        forecasts = {PROJECTION: examples / SOME * projected, CG: solved, FILTER: solved}
+        row |= {"forecast_seconds": forecasts.get(name), "residual": own.get("residual")}
         row |= {"peak_gib": own.get("peak_mib", float("nan")) / 2**10, "agreement": float("nan")}
         if exact is not None and "scores" in own:
             row["agreement"] = float(correlation(own["scores"].T, exact["scores"].T).mean())
@@ -289,9 +269,6 @@ def draw(computed: Computed) -> dict[str, Figure]:
         ax.set_xscale("log")
         ax.set_xlim(right=5 * ax.get_xlim()[1])  # room for the numbers
         panels.frame(ax, x=f"seconds, {queries}", title=title, log="x", size=9)
-    panels.legend(
-        figure,
-        title="numbers: products with the data; stopped: after the steps allowed, before its end\n"
-        "forecast: made before, where there is one",
-    )
+    note = "numbers: products with the data; stopped: after the steps allowed, before its end\n"
+    panels.legend(figure, title=note + "forecast: made before, where there is one")
     return {"figure.png": figure}

@@ -78,19 +78,10 @@ far more than rounding: a ReLU that is near zero for one example is on in one wa
 
 from __future__ import annotations
 
-from typing import cast
-
-import pandas as pd
-import torch
-from matplotlib.figure import Figure
-from omegaconf import DictConfig, OmegaConf
-
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, task_settings
-from experiments.benchmarks.attribution import claims as scores_claims
+from curvlab.lab import Target
+from experiments.benchmarks.attribution import claims, exactness, plot, retraining
 from experiments.benchmarks.attribution import compute as scores
-from experiments.benchmarks.attribution import exactness, plot, retraining
-from experiments.benchmarks.parts import draw_parts
-from experiments.shared.gauges import load_average
+from experiments.benchmarks.parts import of_parts
 
 TARGET = Target(
     __name__,
@@ -110,40 +101,5 @@ TARGET = Target(
     },
     timings=("retraining", "retraining_timing", "floors", "faster-together-*", "*halves*"),
 )
-COMPUTE = {"scores": scores.compute, "libraries": exactness.compute, "retraining": retraining.compute}
-
-
-def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return the tables of `parts`."""
-    tables: dict[str, pd.DataFrame] = {}
-    for part in cfg.parts:
-        tables |= COMPUTE[part](run, _tasks(cfg, part))
-    run.note(load_average=load_average(), threads=torch.get_num_threads())
-    return tables
-
-
-def _tasks(cfg: DictConfig, part: str) -> dict[str, DictConfig]:
-    """Return the tasks of a part with its settings."""
-    asked = {name: own for name, own in task_settings(cfg).items() if part in own.used_in}
-    return {name: cast(DictConfig, OmegaConf.merge(own, own.get(part, {}))) for name, own in asked.items()}
-
-
-def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
-    """Judge scores and retraining, where `parts` asked for them."""
-    of_retraining = [name for name in claims.entries if name in retraining.CLAIMS]
-    of_scores = [name for name in claims.entries if name not in retraining.CLAIMS]
-    results: list[ClaimResult] = []
-    for part, names, judged in (
-        ("scores", of_scores, scores_claims.judge),
-        ("retraining", of_retraining, retraining.judge),
-    ):
-        if part in computed.config["parts"]:
-            results += judged(computed, claims)
-        else:
-            results += [claims.unjudged(name, f"parts does not name {part}.", share="some") for name in names]
-    return results
-
-
-def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the LDS of methods, and the libraries beside exact scores."""
-    return draw_parts({"scores": plot, "libraries": exactness}, computed)
+PARTS = {"scores": [scores, claims, plot], "libraries": [exactness], "retraining": [retraining]}
+compute, judge, draw = of_parts(PARTS)

@@ -8,11 +8,18 @@ import pandas as pd
 from curvlab.lab import Computed
 from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, out_of_reach
 from curvlab.lab.claims import judge as judge_claim
-from curvlab.lab.claims.intervals import Interval, bootstrap_interval, t_interval
+from curvlab.lab.claims.intervals import Interval, bootstrap_interval
 from experiments.benchmarks.attribution import methods
 from experiments.benchmarks.attribution.ranks import OTHER, SAME, correlations, lds_interval
 from experiments.benchmarks.attribution.which_score import RESPONSES, not_minimised
+from experiments.shared.stats import mean
 
+CLAIMS: tuple[str, ...] = ("unrolled", "filter-needs-no-tuning", "damping-needs-no-tuning", "filter-above-ekfac")
+CLAIMS += ("unrolled-above-filter", "unrolled-above-ekfac", "filter-above-peers-ekfac")
+CLAIMS += ("unrolled-above-peers-ekfac", "pbrf-predicts-like-influence", "influence-answers-pbrf")
+CLAIMS += ("halves-in-ten-trainings",)
+CLAIMS += tuple(f"{of}-removal-above-{what}" for of in ("filter", "unrolled") for what in ("random", "rivals"))
+OURS = {"filter": methods.FILTER, "unrolled": methods.UNROLLED}
 TOGETHER = " halves together"  # the number before it
 PROFILE = (
     "In a profile of tanh MLPs a step of all copies is batched matrix products, which alone take several "
@@ -30,18 +37,15 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         of, own = str(task), rows.dropna(axis="columns", how="all")
         reason = _part_way(computed["rest"], of)
         results.append(_lds(claims.claim("unrolled", of), own, {methods.UNROLLED: 1}, reason=reason))
-        for name, method in (
-            ("filter-needs-no-tuning", methods.FILTER),
-            ("damping-needs-no-tuning", methods.RUN_DAMPING),
-        ):
-            results.append(_lds(claims.claim(name, of), own, {methods.INFLUENCE: 1, method: -1}))
+        for name, method in {"filter": methods.FILTER, "damping": methods.RUN_DAMPING}.items():
+            claim = claims.claim(f"{name}-needs-no-tuning", of)
+            results.append(_lds(claim, own, {methods.INFLUENCE: 1, method: -1}))
         results += _against_ekfac(claims, of, own)
         claim = claims.claim("unrolled-above-filter", of)
-        if OTHER in own:
-            reason = "It differentiates one order of the batches; its mean over orders stands in the table, too."
-            results.append(_lds(claim, own, {methods.UNROLLED: 1, methods.FILTER: -1}, OTHER, reason=reason))
-        else:
-            results.append(out_of_reach(claim, "there is one order of the batches only: num_orders=1"))
+        terms = {methods.UNROLLED: 1.0, methods.FILTER: -1.0}
+        reason = "It differentiates one order of the batches; its mean over orders stands in the table, too."
+        lacking = out_of_reach(claim, "there is one order of the batches only: num_orders=1")
+        results.append(_lds(claim, own, terms, OTHER, reason=reason) if OTHER in own else lacking)
         results += _against_pbrf(claims, of, own, queries[queries.task == task], computed["table"])
         results += _removals(claims, of, removals[removals.task == task])
         results.append(_together(claims.claim("halves-in-ten-trainings", of), computed["timing"], of))
@@ -54,14 +58,15 @@ def _together(claim: Claim, timing: pd.DataFrame, of: str) -> ClaimResult:
     copies = int(own.method.iloc[0].removesuffix(TOGETHER))
     values = own.trainings.to_numpy() * 100 / copies
     reason = f"Measured with {copies}. " + (PROFILE if of.startswith("mlp") else "One by one: no vmap pays here.")
-    return judge_claim(claim, float(values.mean()), t_interval(values, unit="orders"), if_not_reproduced=reason)
+    return judge_claim(claim, *mean(values, unit="orders"), if_not_reproduced=reason)
 
 
 def _against_pbrf(
     claims: ClaimSheet, of: str, ranks: pd.DataFrame, queries: pd.DataFrame, table: pd.DataFrame
 ) -> list[ClaimResult]:
     predicts, answers = (
-        claims.claim(name, of) for name in ("pbrf-predicts-like-influence", "influence-answers-pbrf")
+        claims.claim("pbrf-predicts-like-influence", of),
+        claims.claim("influence-answers-pbrf", of),
     )
     row = table[(table.task == of) & (table.method == methods.PBRF)].iloc[0]
     if reason := not_minimised(row):
@@ -88,12 +93,10 @@ def _part_way(rest: pd.DataFrame, of: str) -> str:
 def _against_ekfac(claims: ClaimSheet, of: str, ranks: pd.DataFrame) -> list[ClaimResult]:
     results = []
     every = [str(method) for method in ranks if methods.EKFAC in str(method)]
-    for suffix, rivals in (
-        ("ekfac", every),
-        ("peers-ekfac", [method for method in every if method != methods.EKFAC]),
-    ):
-        for name, method in (("filter-above", methods.FILTER), ("unrolled-above", methods.UNROLLED)):
-            claim = claims.claim(f"{name}-{suffix}", of)
+    peers = [method for method in every if method != methods.EKFAC]
+    for suffix, rivals in (("ekfac", every), ("peers-ekfac", peers)):
+        for name, method in OURS.items():
+            claim = claims.claim(f"{name}-above-{suffix}", of)
             if not rivals:
                 results.append(out_of_reach(claim, "no EK-FAC of kronfluence or dattri ran: see the table"))
                 continue
@@ -107,10 +110,9 @@ def _against_ekfac(claims: ClaimSheet, of: str, ranks: pd.DataFrame) -> list[Cla
 def _removals(claims: ClaimSheet, of: str, removals: pd.DataFrame) -> list[ClaimResult]:
     """Judge against random removals, at the smallest fraction, and against the best rival at every one."""
     results = []
-    rivals = [
-        m for m in removals.method.unique() if m == methods.DOT or methods.EKFAC in m or m.startswith(methods.TRAK)
-    ]
-    for name, method in (("filter", methods.FILTER), ("unrolled", methods.UNROLLED)):
+    every = removals.method.unique()
+    rivals = [m for m in every if m == methods.DOT or methods.EKFAC in m or m.startswith(methods.TRAK)]
+    for name, method in OURS.items():
         for fraction, each in removals.groupby("fraction"):
             rises = each.pivot(index="query", columns="method", values="rise")
             if fraction == removals.fraction.min():

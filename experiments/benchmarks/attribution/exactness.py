@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,156 +14,110 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from curvlab.influence import linear_datamodelling_score
-from curvlab.lab import Computed, Run, panels, plots
-from experiments.benchmarks.attribution.libraries.own_matrix import (
-    GAUSS_NEWTON,
-    HESSIAN,
-    NO_MATRIX,
-    exact_scores,
-    retrained,
-    run_length,
-)
-from experiments.benchmarks.attribution.libraries.process import measure, stored_network
+from curvlab.lab import Computed, Run, panels, plots, unit
+from experiments.benchmarks.attribution.libraries import own_matrix
+from experiments.benchmarks.attribution.libraries.own_matrix import GAUSS_NEWTON, HESSIAN, NO_MATRIX
+from experiments.benchmarks.attribution.libraries.process import limits_of, measure, stored_network
+from experiments.benchmarks.parts import tasks_of
 from experiments.shared.stats import correlation
-from experiments.shared.task import Task, TrainedTask
+from experiments.shared.task import TrainedTask
 
-COLUMNS = [
-    "method",
-    "library",
-    "version",
-    "matrix",
-    "damping",
-    "status",
-    "pearson_mean",
-    "pearson_worst",
-    "reference_residual",
-    "pearson_gauss_newton",
-    "lds",
-    "lds_low",
-    "lds_high",
-    "seconds",
-    "seconds_ratio",
-    "repeats",
-    "peak_gib",
-    "remark",
-]
+QUALITY = ("pearson_mean", "pearson_worst", "reference_residual", "pearson_gauss_newton")
+LDS = ("lds", "lds_low", "lds_high")
+COSTS = ("seconds", "seconds_ratio", "repeats", "peak_gib", "remark")
+COLUMNS = ("method", "library", "version", "matrix", "damping", "status", *QUALITY, *LDS, *COSTS)
 
 
-def compute(run: Run, tasks: Mapping[str, DictConfig]) -> dict[str, pd.DataFrame]:
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Train, solve the references, measure every method at every damping; return one row for each.
 
     `pearson_mean` is against exact scores of the very matrix that the method inverts (of plain gradients: of the
     Gauss-Newton matrix), solved to `reference_residual`, and nan where that is above `largest_residual`;
     `pearson_gauss_newton` against those of the Gauss-Newton matrix, `lds` against retraining on halves.
     """
+    tasks = list(tasks_of(run, cfg, "libraries"))
     if not tasks:
         return {}
-    ((name, settings),) = tasks.items()
-    task = Task.load(run, name, settings).trained()
+    (task,) = (each.trained() for each in tasks)
+    settings, at_run, rows = task.settings, own_matrix.run_length(task).damping, []
     methods: dict[str, dict[str, Any]] = OmegaConf.to_container(settings.methods)  # type: ignore[assignment]  # a mapping
-    at_run, rows = run_length(task).damping, []
     for damping in (float(settings.damping), *([at_run] if settings.at_run_damping else [])):
-        network = _stored_network(run, task, settings) | {"damping": damping}
-        key = task.key | {"num_queries": settings.num_queries, "damping": damping}
-        halves = retrained(run, task, network, settings) if settings.num_subsets else None
-        judged = _Judged(run, task, network, settings, key, halves)
-        for method in run.progress(list(settings.only or methods), f"methods at damping {damping:.2g}"):
-            options = methods[method] | {"num_threads": settings.num_threads}
+        network = _stored_network(task) | {"damping": damping}
+        exact = cache(partial(_exact, task, network))  # of a matrix
+        halves = own_matrix.retrained(task, network) if settings.num_subsets else None
+        for name in run.progress(list(settings.only or methods), f"methods at damping {damping:.2g}"):
+            options = methods[name] | {"num_threads": settings.num_threads}
             matrix, remark = options.pop("matrix"), options.pop("remark", "")
-            results = _measured(run, str(method), network, options, key, settings)
-            row = judged.row(str(method), matrix, options, results)
+            results = _measured(task, network, str(name), options)
+            row = {"matrix": matrix, "damping": damping} | _row(str(name), options, results)
+            if row["status"] == "done":
+                scores, reference = results[0]["scores"].double(), GAUSS_NEWTON if matrix == NO_MATRIX else matrix
+                row |= _agreement(scores, exact(reference), float(settings.largest_residual))
+                row["pearson_gauss_newton"] = float(pearson(scores, exact(GAUSS_NEWTON)["scores"]).mean())
+                if halves is not None:
+                    lds = linear_datamodelling_score(scores.nan_to_num(), *halves)
+                    row |= dict(zip(LDS, (lds.value, lds.low, lds.high), strict=True))
             rows.append(row | {"remark": "; ".join(filter(None, (row.get("remark"), remark)))})
     run.note(training_loss=round(task.train_loss, 4), run_damping=at_run)
     return {"libraries": _with_ratios(pd.DataFrame(rows), str(settings.compared_with))}
 
 
-@dataclass
-class _Judged:
-    """One damping: exact scores by matrix, solved when a method asks for them, and the halves."""
-
-    run: Run
-    task: TrainedTask
-    network: dict[str, Any]
-    settings: DictConfig
-    key: dict[str, Any]
-    halves: tuple[Tensor, Tensor] | None
-    references: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def exact(self, matrix: str) -> dict[str, Any]:
-        """Return the exact scores, (M, N), and the largest residual of their solves."""
-        if matrix not in self.references:
-            key = self.key | {"matrix": matrix}
-            if matrix == HESSIAN:
-                own = ("hessian_dense", "hessian_rtol", "hessian_steps")
-                key |= {name: self.settings[name] for name in own}
-            solve = partial(exact_scores, self.network, self.task.loss, matrix, self.settings)
-            about = f"exact scores, {matrix}"
-            self.references[matrix] = self.run.unit(
-                "influence_peers/reference", key, solve, version=2, about=about
-            )
-        return self.references[matrix]
-
-    def row(
-        self, name: str, matrix: str, options: dict[str, Any], results: list[dict[str, Any]]
-    ) -> dict[str, Any]:
-        """Return a method's row."""
-        row = {"matrix": matrix, "damping": self.network["damping"]} | _row(name, options, results)
-        if row["status"] != "done":
-            return row
-        scores = results[0]["scores"].double()
-        reference = self.exact(GAUSS_NEWTON if matrix == NO_MATRIX else matrix)
-        row["reference_residual"] = reference["residual"]
-        if reference["residual"] <= self.settings.largest_residual:
-            found = pearson(scores, reference["scores"])
-            row |= {"pearson_mean": float(found.mean()), "pearson_worst": float(found.min())}
-        row["pearson_gauss_newton"] = float(pearson(scores, self.exact(GAUSS_NEWTON)["scores"]).mean())
-        if self.halves is not None:
-            lds = linear_datamodelling_score(scores.nan_to_num(), *self.halves)
-            row |= {"lds": lds.value, "lds_low": lds.low, "lds_high": lds.high}
+def _agreement(scores: Tensor, reference: dict[str, Any], largest_residual: float) -> dict[str, float]:
+    """Return how scores agree with exact ones of their matrix, where these are exact."""
+    row = {"reference_residual": reference["residual"]}
+    if reference["residual"] > largest_residual:
         return row
+    found = pearson(scores, reference["scores"])
+    return row | {"pearson_mean": float(found.mean()), "pearson_worst": float(found.min())}
 
 
-def _stored_network(run: Run, task: TrainedTask, settings: DictConfig) -> dict[str, Any]:
+def _exact(task: TrainedTask, network: dict[str, Any], matrix: str) -> dict[str, Any]:
+    """Return the exact scores, (M, N), and the largest residual of their solves."""
+    own = ("num_queries", *(("hessian_dense", "hessian_rtol", "hessian_steps") if matrix == HESSIAN else ()))
+    key = {name: task.settings[name] for name in own}
+    return _reference(task, network, damping=network["damping"], matrix=matrix, **key)
+
+
+@unit("influence_peers/reference", version=2, about="exact scores, {matrix}")
+def _reference(task: TrainedTask, network: dict[str, Any], /, *, matrix: str, **_: Any) -> dict[str, Any]:
+    return own_matrix.exact_scores(network, task.loss, matrix, task.settings)
+
+
+def _stored_network(task: TrainedTask) -> dict[str, Any]:
     """Return weights and data as the workers read them."""
-    order = torch.randperm(len(task.splits.test), generator=run.generator("queries", task.splits.name))  # type: ignore[arg-type]
-    queries = task.pair("test", order[: settings.num_queries].sort().values)
-    return stored_network(task.model, settings, task.pair("train", task.train_indices), queries)
+    generator = task.run.generator("queries", task.splits.name)
+    order = torch.randperm(len(task.splits.test), generator=generator)  # type: ignore[arg-type]  # map-style
+    queries = task.pair("test", order[: task.settings.num_queries].sort().values)
+    return stored_network(task.model, task.settings, task.pair("train", task.train_indices), queries)
 
 
-def _measured(  # noqa: PLR0917
-    run: Run,
-    method: str,
-    network: dict[str, Any],
-    options: dict[str, Any],
-    key: dict[str, Any],
-    settings: DictConfig,
+def _measured(
+    task: TrainedTask, network: dict[str, Any], method: str, options: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Return one result for each repeat; a method that fails or is slow is not tried again."""
-    # Where the peers' Python lies belongs to a machine, not to a result.
-    peers_python = settings.peers_python or os.environ.get("CURVLAB_PEERS_PYTHON") or None
-    limits = {"time_limit": settings.time_limit, "memory_limit": settings.memory_limit}
-    unit = key | limits | {"method": options, "peers": peers_python is not None}
-    once = partial(measure, network, options, peers_python=peers_python, **limits)
+    settings, (python, limits) = task.settings, limits_of(task.settings)
+    key = {"num_queries": settings.num_queries, "damping": network["damping"]} | limits
+    key |= {"method": options, "peers": python is not None}
     results: list[dict[str, Any]] = []
     for repeat in range(settings.num_repeats):
         if results and (results[0]["status"] != "done" or results[0]["cpu_seconds"] > settings.repeat_below):
             break
-        about = f"{method}, repeat {repeat}"
-        results.append(run.unit("influence_peers/method", unit | {"repeat": repeat}, once, version=2, about=about))
+        results.append(_once(task, network, limits | {"peers_python": python}, **key, repeat=repeat))
     return results
+
+
+@unit("influence_peers/method", version=2, about="{method[library]}, repeat {repeat}")
+def _once(task: TrainedTask, network: dict[str, Any], limits: dict[str, Any], /, **key: Any) -> dict[str, Any]:
+    return measure(network, key["method"], **limits)
 
 
 def _row(name: str, options: dict[str, Any], results: list[dict[str, Any]]) -> dict[str, Any]:
     row: dict[str, Any] = {"method": name, "library": options["library"], "status": results[0]["status"]}
     if row["status"] != "done":
         return row
-    return row | {
-        "version": results[0]["version"],
-        "seconds": float(np.median([result["cpu_seconds"] for result in results])),
-        "repeats": len(results),
-        "peak_gib": max(result["peak_bytes"] for result in results) / 2**30,
-        "remark": results[0]["remark"],
-    }
+    row |= {name: results[0][name] for name in ("version", "remark")} | {"repeats": len(results)}
+    row["seconds"] = float(np.median([result["cpu_seconds"] for result in results]))
+    return row | {"peak_gib": max(result["peak_bytes"] for result in results) / 2**30}
 
 
 def pearson(scores: Tensor, reference: Tensor) -> Tensor:
@@ -179,7 +130,7 @@ def _with_ratios(table: pd.DataFrame, compared_with: str) -> pd.DataFrame:
     known = table.loc[table.method == compared_with].get("seconds")
     base = float(known.iloc[0]) if known is not None and len(known) else float("nan")
     table["seconds_ratio"] = table["seconds"] / base
-    return table.reindex(columns=COLUMNS)
+    return table.reindex(columns=list(COLUMNS))
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
@@ -188,9 +139,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
     named = "matrix" in table  # else computed before each library had its own
     first = table[table.damping == table.damping.iloc[0]] if named else table
     done = first[first.status == "done"].iloc[::-1].reset_index(drop=True)
-    figure, axes = plots.figure(
-        1, 3, panel_size=(2.9, 0.8 + 0.32 * len(done)), sharey=True, width_ratios=[1.5, 1.0, 1.0]
-    )
+    size, ratios = (2.9, 0.8 + 0.32 * len(done)), [1.5, 1.0, 1.0]
+    figure, axes = plots.figure(1, 3, panel_size=size, sharey=True, width_ratios=ratios)
     ours, theirs = plots.shades(2)
     colors = [ours if library == "curvlab" else theirs for library in done.library]
     columns = ("pearson_mean", "seconds", "peak_gib")
@@ -200,17 +150,17 @@ def draw(computed: Computed) -> dict[str, Figure]:
         ax.barh(done.index, done[column], color=colors, height=0.6)
         ax.set_xlabel(label)
         ax.grid(axis="y", visible=False)
-    axes[0, 0].scatter(
-        done.pearson_worst, done.index, marker="|", s=70, color="black", zorder=3, label="worst query"
-    )
-    axes[0, 0].set_yticks(done.index, done.method + " (" + done.matrix + ")" if named else done.method)
-    axes[0, 0].axvline(0, color="black", linewidth=0.8)
-    axes[0, 0].set_xlim(min(-0.3, float(done.pearson_worst.min()) - 0.05) if len(done) else -0.3, 1.05)
-    axes[0, 1].set_xscale("log")
-    axes[0, 1].xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-    axes[0, 1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes[0, 1].xaxis.set_minor_formatter(NullFormatter())
-    axes[0, 0].set_title(f"damping {settings['damping']:g}, {settings['num_queries']} queries", loc="left")
+    first_ax, seconds, _ = axes[0]
+    look = {"marker": "|", "s": 70, "color": "black", "zorder": 3, "label": "worst query"}
+    first_ax.scatter(done.pearson_worst, done.index, **look)
+    first_ax.set_yticks(done.index, done.method + " (" + done.matrix + ")" if named else done.method)
+    first_ax.axvline(0, color="black", linewidth=0.8)
+    first_ax.set_xlim(min(-0.3, float(done.pearson_worst.min()) - 0.05) if len(done) else -0.3, 1.05)
+    first_ax.set_title(f"damping {settings['damping']:g}, {settings['num_queries']} queries", loc="left")
+    seconds.set_xscale("log")
+    seconds.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    seconds.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    seconds.xaxis.set_minor_formatter(NullFormatter())
     panels.legend(figure, title="\n".join(_notes(table, first)))
     return {"figure_more.png": figure}
 
@@ -229,12 +179,7 @@ def _notes(table: pd.DataFrame, first: pd.DataFrame) -> list[str]:
     best = ours.sort_values("lds").iloc[-1]
     others = first[(first.library != "curvlab") & first.lds.notna()]
     overlap = int(((others.lds_low <= best.lds_high) & (others.lds_high >= best.lds_low)).sum())
-    lds = [
-        f"{own.lds:.3f} ({own.lds_low:.2f} to {own.lds_high:.2f}) at {own.damping:.2g}"
-        for own in ours.itertuples()
-    ]
-    return [
-        *notes,
-        f"LDS of curvlab by damping: {', '.join(lds)}",
-        f"intervals of {overlap} of {len(others)} other methods' LDS overlap the larger one's",
-    ]
+    rows = ours[["lds", "lds_low", "lds_high", "damping"]].to_numpy()
+    lds = ", ".join(f"{own:.3f} ({low:.2f} to {high:.2f}) at {damping:.2g}" for own, low, high, damping in rows)
+    notes.append(f"LDS of curvlab by damping: {lds}")
+    return [*notes, f"intervals of {overlap} of {len(others)} other methods' LDS overlap the larger one's"]

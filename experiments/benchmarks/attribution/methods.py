@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -22,9 +21,10 @@ from curvlab.influence import (
     unrolled_response,
 )
 from curvlab.influence.retraining import MAX_WHOLE_GROUP, LeftOut, ProximalBregmanCost, curvature_operator
+from curvlab.lab import unit
 from curvlab.linalg import LinearOperator, identity
 from curvlab.solvers import Ekfac, Nystrom
-from experiments.benchmarks.attribution.libraries.process import measure, stored_network
+from experiments.benchmarks.attribution.libraries.process import limits_of, measure, stored_network
 from experiments.benchmarks.attribution.network import Network, Trained
 from experiments.shared.gauges import work_clock
 
@@ -86,35 +86,49 @@ class Stopwatch:
         return {"seconds": self._clock() - start} | result
 
 
-def methods(network: Network, trained: Trained, subsets: Tensor) -> Iterator[Method]:
+def scored(network: Network, stopwatch: Stopwatch, method: Method) -> dict[str, Any]:
+    """Return what a method does on a network, with its seconds; a unit of work."""
+    of = {"num_queries": network.settings.num_queries, "method": method.name, "damping": method.damping}
+    return _scored(network, stopwatch, method, **of, **method.key)
+
+
+@unit("attribution/scores", version=2, about="{method} of {seed_name}")
+def _scored(network: Network, stopwatch: Stopwatch, way: Method, /, **_: Any) -> dict[str, Any]:
+    return stopwatch(way)
+
+
+def methods(trained: Trained, subsets: Tensor) -> Iterator[Method]:
     """Yield every method of the config, for one network and the subsets (S, N) that it is to predict."""
-    yield from own_scores(network, trained)
-    orders = network.settings.num_orders
+    yield from own_scores(trained)
+    orders = trained.settings.num_orders
     if orders > 1:
-        yield Method.of(UNROLLED_ORDERS, partial(_unrolled_over_orders, network), num_orders=orders)
-    yield from _bregman(network, trained, subsets)
-    yield from peers(network, trained)
+        yield Method.of(UNROLLED_ORDERS, partial(_unrolled_over_orders, trained), num_orders=orders)
+    yield from _bregman(trained, subsets)
+    yield from peers(trained)
 
 
-def own_scores(network: Network, trained: Trained) -> Iterator[Method]:
+def own_scores(trained: Trained) -> Iterator[Method]:
     """Yield what this library scores with, at every damping of the config."""
-    settings, arguments = network.settings, (trained.model, network.loss, network.train, network.test)
-    yield Method.of(DOT, lambda: _dots(network, trained, cosine=False))
-    yield Method.of(COSINE, lambda: _dots(network, trained, cosine=True))
-    rtol = float(settings.rtol)
+    settings, rtol = trained.settings, float(trained.settings.rtol)
+    yield Method.of(DOT, partial(_dots, trained, cosine=False))
+    yield Method.of(COSINE, partial(_dots, trained, cosine=True))
+    by_solving = partial(influence_scores, *trained.arguments, rtol=rtol)
     for damping in settings.dampings:
-        scores = partial(influence_scores, *arguments, damping=damping, rtol=rtol)
-        yield Method.of(INFLUENCE, scores, damping, rtol=rtol)
-    by_run = partial(influence_scores, *arguments, run=trained.length, rtol=rtol)
-    yield Method.of(RUN_DAMPING, by_run, rtol=rtol)
-    yield Method.of(FILTER, partial(by_run, filtered=True), rtol=rtol)
-    size = {"max_size": settings.ekfac_max_size} if settings.ekfac_max_size else {}
+        yield Method.of(INFLUENCE, partial(by_solving, damping=damping), damping, rtol=rtol)
+    yield Method.of(RUN_DAMPING, partial(by_solving, run=trained.length), rtol=rtol)
+    yield Method.of(FILTER, partial(by_solving, run=trained.length, filtered=True), rtol=rtol)
+    size = ekfac_size(settings)
     for damping in grid_of(settings, "damping"):
-        yield Method.of(EKFAC, partial(_ekfac, network, trained, damping, **size), damping, **size)
+        yield Method.of(EKFAC, partial(_ekfac, trained, damping, **size), damping, **size)
     parts = dict(settings.segments)
-    source = partial(segment_response, *arguments, run=trained.run, rtol=rtol, **parts)
+    source = partial(segment_response, *trained.arguments, run=trained.training, rtol=rtol, **parts)
     yield Method.of(SEGMENTS, lambda: source().scores, **parts)
-    yield Method.of(UNROLLED, lambda: unrolled_response(*arguments, run=trained.run).scores)
+    yield Method.of(UNROLLED, partial(unrolled, trained))
+
+
+def ekfac_size(settings: DictConfig) -> dict[str, Any]:
+    """Return the side of a layer up to which our EK-FAC factors it, where the config has one."""
+    return {"max_size": settings.ekfac_max_size} if settings.ekfac_max_size else {}
 
 
 def grid_of(settings: DictConfig, option: str) -> list[float]:
@@ -126,53 +140,42 @@ def grid_of(settings: DictConfig, option: str) -> list[float]:
     return list(grids[option])
 
 
-def _bregman(network: Network, trained: Trained, subsets: Tensor) -> Iterator[Method]:
-    settings = network.settings
-    key = dict(settings.responses)
-    by_run = ProximalBregmanResponses(network, trained, trained.length.damping)
-    yield Method(PBRF, None, key, by_run.scores)
-    if settings.pbrf_at_paper_damping:
-        paper = ProximalBregmanResponses(network, trained, float(settings.paper_damping))
-        yield Method(PBRF_PAPER, float(settings.paper_damping), key, paper.scores)
-    yield Method(PBRF_HALVES, None, key | {"num_subsets": len(subsets)}, partial(by_run.of_subsets, subsets))
+def gradients(trained: Trained) -> tuple[Tensor, Tensor]:
+    """Return those of the queries, (M, P), and of the training examples, (N, P)."""
+    of = partial(per_example_gradients, trained.model, trained.loss)
+    return of(trained.test), of(trained.train)
 
 
-def _dots(network: Network, trained: Trained, *, cosine: bool) -> Tensor:
-    test, points = (
-        per_example_gradients(trained.model, network.loss, data) for data in (network.test, network.train)
-    )
+def unrolled(trained: Trained) -> Tensor:
+    """Return the scores by the derivative of the whole training."""
+    return unrolled_response(*trained.arguments, run=trained.training).scores
+
+
+def _dots(trained: Trained, *, cosine: bool) -> Tensor:
+    test, points = gradients(trained)
     if cosine:
-        test, points = (nn.functional.normalize(gradients) for gradients in (test, points))
+        test, points = nn.functional.normalize(test), nn.functional.normalize(points)
     return -test @ points.T
 
 
-def _ekfac(network: Network, trained: Trained, damping: float, **recipe: Any) -> Tensor:
-    operator = GaussNewtonOperator(trained.model, network.loss, network.train) + damping * identity
-    generator = network.run.generator("ekfac", network.settings.seed_name)
-    inverse, _ = Ekfac(**recipe).build(operator, generator=generator)
-    test, points = (
-        per_example_gradients(trained.model, network.loss, data) for data in (network.test, network.train)
-    )
+def _ekfac(trained: Trained, damping: float, **recipe: Any) -> Tensor:
+    operator = GaussNewtonOperator(trained.model, trained.loss, trained.train) + damping * identity
+    inverse, _ = Ekfac(**recipe).build(operator, generator=trained.generator("ekfac"))
+    test, points = gradients(trained)
     return -(inverse @ test.T.contiguous()).T @ points.T
 
 
 def _unrolled_over_orders(network: Network) -> Tensor:
     """Return the mean of the unrolled scores of trainings in orders that are never judged, as many as are."""
-    each = []
-    for order in range(network.settings.num_orders, 2 * network.settings.num_orders):
-        trained = network.trained(order)
-        arguments = (trained.model, network.loss, network.train, network.test)
-        each.append(unrolled_response(*arguments, run=trained.run).scores)
-    return torch.stack(each).mean(0)
+    first = network.settings.num_orders
+    return torch.stack([unrolled(network.trained(order)) for order in range(first, 2 * first)]).mean(0)
 
 
 # ----------------------------------------------------------------------------------------- peers
-def peers(network: Network, trained: Trained) -> Iterator[Method]:
+def peers(trained: Trained) -> Iterator[Method]:
     """Yield the public libraries' scores; `networks`: of as many others, from seeds by which nothing is judged."""
-    settings = network.settings
-    # Where the peers' Python lies belongs to a machine, not to a result.
-    python = settings.peers_python or os.environ.get("CURVLAB_PEERS_PYTHON") or None
-    limits = {"time_limit": settings.time_limit, "memory_limit": settings.memory_limit}
+    settings = trained.settings
+    python, limits = limits_of(settings)
     for name, options in settings.peers.items():
         asked = {key: value for key, value in options.items() if key not in ("grid", "networks")}
         # `grid`: of which option; null: none; "run": the run's damping.
@@ -180,13 +183,13 @@ def peers(network: Network, trained: Trained) -> Iterator[Method]:
         for value in alone.get(options.grid) or grid_of(settings, options.grid):
             own = asked | ({"lambda_reg": float(value)} if options.grid == "lambda_reg" else {})
             key = limits | {"options": own, "peers": python is not None}
-            stored = stored_network(trained.model, settings, network.train, network.test)
+            stored = stored_network(trained.model, settings, trained.train, trained.test)
             stored["damping"] = float(value) if options.grid in ("damping", "run") else 0.0
             own = own | {"num_threads": 1, "repeat_below": REPEAT_BELOW}
             compute = partial(measure, stored, own, peers_python=python, **limits)
             if options.get("networks"):
                 key |= {"networks": options.networks}
-                compute = partial(_of_others, network, int(options.networks), stored, compute)
+                compute = partial(_of_others, trained, int(options.networks), stored, compute)
             damping = None if options.grid in (None, "run") else float(value)
             yield Method(str(name), damping, key, compute)
 
@@ -206,6 +209,16 @@ def _of_others(
 
 # ------------------------------------------------------------------------------------ responses
 # The proximal Bregman response (PBRF): of every training example, as a score, and of whole subsets.
+def _bregman(trained: Trained, subsets: Tensor) -> Iterator[Method]:
+    settings, key = trained.settings, dict(trained.settings.responses)
+    by_run = ProximalBregmanResponses(trained, trained.length.damping)
+    yield Method(PBRF, None, key, by_run.scores)
+    if settings.pbrf_at_paper_damping:
+        paper = float(settings.paper_damping)
+        yield Method(PBRF_PAPER, paper, key, ProximalBregmanResponses(trained, paper).scores)
+    yield Method(PBRF_HALVES, None, key | {"num_subsets": len(subsets)}, partial(by_run.of_subsets, subsets))
+
+
 class SubsetsAlone(LeftOut):
     """The cost is the mean over what is not left out, as in the retrainings: w_ki = N / size there, else 0."""
 
@@ -225,14 +238,14 @@ class ProximalBregmanResponses:
     influence estimate as its first step; what a step leaves of the gradient is how far they are apart.
 
     Args:
-        network: data and settings, see `responses` in conf/benchmarks/attribution.yaml.
-        trained: θ^s.
+        trained: θ^s, its data and settings, see `responses` in conf/benchmarks/attribution.yaml.
         damping: λ of the proximity term.
     """
 
-    def __init__(self, network: Network, trained: Trained, damping: float) -> None:
-        self.network, self.model, self.damping = network, trained.model, damping
-        self.settings = network.settings.responses
+    def __init__(self, trained: Trained, damping: float) -> None:
+        self.trained, self.run, self.settings = trained, trained.run, trained.settings.responses
+        sizes = {name: trained.settings[name] for name in ("num_queries", "num_subsets")}
+        self.key = trained.key | sizes | {"damping": damping, "responses": dict(self.settings)}
         self._of: dict[str, float] = {"damping": damping, "l2": trained.length.weight_decay}
 
     def scores(self) -> dict[str, Any]:
@@ -241,9 +254,9 @@ class ProximalBregmanResponses:
         Quality: the gradient norm of the objective over that at θ^s, median and 90 % quantile over examples. The
         response of an example whose objective has no minimum nearby stays where its gradient was smallest.
         """
-        num_train = self.network.num_train
+        num_train = self.trained.num_train
         parts = [
-            self._part(f"examples {int(some[0])} and on", list(some[:, None]), LeftOut)
+            self._part(list(some[:, None]), LeftOut, part=f"examples {int(some[0])} and on")
             for some in torch.arange(num_train).split(self.settings.at_once)
         ]
         return self._gathered(parts) | {"scores": -num_train * torch.cat([p["changes"] for p in parts], dim=1)}
@@ -258,57 +271,38 @@ class ProximalBregmanResponses:
             )
         at_once = self.settings.at_once
         parts = [
-            self._part(f"subsets {start} and on", left_out[start : start + at_once], SubsetsAlone)
+            self._part(left_out[start : start + at_once], SubsetsAlone, part=f"subsets {start} and on")
             for start in range(0, len(left_out), at_once)
         ]
         return self._gathered(parts) | {"predicted": torch.cat([part["changes"] for part in parts], dim=1).T}
 
-    def _part(self, name: str, groups: list[Tensor], kind: type[LeftOut]) -> dict[str, Any]:
-        # The groups follow from what identifies the network and from the part's name.
-        key = self.network.key | {
-            "num_queries": self.network.settings.num_queries,
-            "num_subsets": self.network.settings.num_subsets,
-            "damping": self.damping,
-            "part": name,
-            "responses": dict(self.settings),
-        }
-        about = f"PBRF of {self.network.label}, {name}"
-        steps = self.settings.num_steps if kind is LeftOut else self.settings.num_steps_of_subsets
-        compute = partial(self._responses, groups, kind, steps)
-        return self.network.run.unit("attribution/pbrf", key, compute, version=1, about=about)
-
-    def _responses(self, groups: list[Tensor], kind: type[LeftOut], num_steps: int) -> dict[str, Any]:
-        clock, network = work_clock(self.network.run.device), self.network
+    @unit("attribution/pbrf", version=1, about="PBRF of {seed_name}, {part}")
+    def _part(self, groups: list[Tensor], kind: type[LeftOut], /, **_: Any) -> dict[str, Any]:
+        """Return the responses to groups, which follow from what identifies the network and the part's name."""
+        clock, trained = work_clock(self.run.device), self.trained
+        num_steps = self.settings.num_steps if kind is LeftOut else self.settings.num_steps_of_subsets
         start = clock()
-        left_out = kind(self.model, network.loss, network.train, groups, **self._of)
-        objective = ProximalBregmanCost(left_out)
-        displacement, norms = near_minimum(
-            partial(objective, indices=torch.arange(network.num_train, device=left_out.base.device)),
-            torch.zeros(len(groups), len(left_out.base)).to(left_out.base),
-            inverse=self._inverse,
-            num_steps=num_steps,
-        )
+        left_out = kind(trained.model, trained.loss, trained.train, groups, **self._of)
+        everything = torch.arange(trained.num_train, device=left_out.base.device)
+        objective = partial(ProximalBregmanCost(left_out), indices=everything)
+        origin = torch.zeros(len(groups), len(left_out.base)).to(left_out.base)
+        displacement, norms = near_minimum(objective, origin, inverse=self._inverse, num_steps=num_steps)
         # In float64: a test loss changes in its last digits.
         columns = displacement.T.double().contiguous()
-        changes = loss_response(self.model, network.loss, network.test, columns, epsilon=1.0)
+        changes = loss_response(trained.model, trained.loss, trained.test, columns, epsilon=1.0)
         return {"changes": changes.cpu(), "gradient_norm": norms.cpu(), "seconds": clock() - start}
 
     @cached_property
     def _inverse(self) -> LinearOperator:
         """Approximates (G + (λ + l2) I)⁻¹ at θ^s."""
-        nobody = LeftOut(self.model, self.network.loss, self.network.train, [], **self._of)
-        generator = self.network.run.generator("PBRF", self.network.settings.seed_name)
+        nobody = LeftOut(self.trained.model, self.trained.loss, self.trained.train, [], **self._of)
         operator = curvature_operator(nobody, "gauss_newton")
-        return Nystrom(self.settings.rank).build(operator, generator=generator)[0]
+        return Nystrom(self.settings.rank).build(operator, generator=self.trained.generator("PBRF"))[0]
 
     def _gathered(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         norms = torch.cat([part["gradient_norm"] for part in parts]).double()
-        return {
-            "status": "done",
-            "cpu_seconds": sum(part["seconds"] for part in parts),
-            "gradient_norm": float(norms.quantile(0.5)),
-            "gradient_norm_90": float(norms.quantile(0.9)),
-        }
+        quality = {"gradient_norm": float(norms.quantile(0.5)), "gradient_norm_90": float(norms.quantile(0.9))}
+        return {"status": "done", "cpu_seconds": sum(part["seconds"] for part in parts)} | quality
 
 
 def near_minimum(

@@ -41,11 +41,10 @@ def draw(computed: Computed) -> dict[str, Figure]:
     panels.forest(axes[0, 1], shown, name="method", by="order", **ends)
     panels.frame(axes[0, 1], x="LDS at the best damping", title="retraining on halves")
     note = (
-        "LDS: rank correlation of a score's predictions with retraining, of one network; error bars, bands: 95 %\n"
+        "LDS: rank correlation of a score's predictions with retraining, of one network; error bars, bands: 95 %"
     )
-    note += (
-        f"over {computed.config['num_subsets']} halves and the queries; same order: of batches, as the network's"
-    )
+    number = computed.config["num_subsets"]
+    note += f"\nover {number} halves and the queries; same order: of batches, as the network's"
     panels.legend(figure, title=note)
     axes[0, 0].set_title(str(table.task.iloc[0]), loc="left")
     return {"figure.png": figure}
@@ -73,16 +72,8 @@ def _over_dampings(ax: Axes, own: pd.DataFrame, failed: list[str]) -> None:
         ax.plot(curve.damping, curve.lds, **look, ms=4, label=method)
     places = bregman.damping.fillna(bregman.run_damping)
     errors = np.stack([bregman.lds - bregman.lds_low, bregman.lds_high - bregman.lds])
-    ax.errorbar(
-        places,
-        bregman.lds,
-        yerr=errors,
-        color=styles[PBRF]["color"],
-        marker="*",
-        ms=8,
-        linestyle="none",
-        label="PBRF",
-    )
+    look = {"color": styles[PBRF]["color"], "marker": "*", "ms": 8, "linestyle": "none"}
+    ax.errorbar(places, bregman.lds, yerr=errors, label="PBRF", **look)
     ax.set_xscale("log")
     for method, style in ((FILTER, "--"), (UNROLLED, ":")):
         value = own[own.method == method].lds

@@ -40,9 +40,8 @@ def rank_table(task: str, measured: dict[str, Tensor], predicted: dict[str, Tens
     """
     num_halves, num_queries = next(iter(measured.values())).shape
     half, query = np.indices((num_halves, num_queries)).reshape(2, -1)
-    columns = {
-        name: rankdata(values.double().cpu(), axis=0).ravel() for name, values in (measured | predicted).items()
-    }
+    every = measured | predicted
+    columns = {name: rankdata(values.double().cpu(), axis=0).ravel() for name, values in every.items()}
     return pd.DataFrame({"task": task, "half": half, "query": query} | columns)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from curvlab.influence import removal_weights
 from curvlab.lab import bootstrap_interval
-from experiments.benchmarks.attribution.network import Network
+from experiments.benchmarks.attribution.network import Network, without_random, without_ranked
 
 RANDOM = "random removal"
 
@@ -21,42 +20,44 @@ def column(fraction: float) -> str:
     return f"removal_{100 * fraction:g}"
 
 
-def rises_when_ranked(network: Network, key: dict[str, Any], ranked: list[dict[str, Any]]) -> dict[float, Tensor]:
+def rises_when_ranked(network: Network, ranked: list[dict[str, Any]]) -> dict[float, Tensor]:
     """Return for each fraction how much each query's loss rises, (number of rankings, queries with removals).
 
     Args:
         network: that was scored.
-        key: what identifies it and its queries in the store.
         ranked: `scores` (M, N), and all that they depend on.
     """
     settings, num = network.settings, network.settings.num_removed_for
-    removed = [
-        [entry["method"], entry["damping"], entry["key"], fraction]
-        for entry in ranked
-        for fraction in settings.fractions
-    ]
-    weights = [removal_weights(e["scores"][:num], fraction) for e in ranked for fraction in settings.fractions]
-    losses = _losses(network, "attribution/removals", key | {"removed": removed, "num": num}, torch.cat(weights))
+    pairs = [(entry, fraction) for entry in ranked for fraction in settings.fractions]
+    removed = [[entry["method"], entry["damping"], entry["key"], fraction] for entry, fraction in pairs]
+    weights = [removal_weights(entry["scores"][:num], fraction) for entry, fraction in pairs]
+    key = {"num_queries": settings.num_queries, "removed": removed, "num": num}
+    losses = without_ranked(network, _and_everything(weights), **key)["losses"]
     rises = (losses[1:].view(len(removed), num, -1) - losses[0])[:, torch.arange(num), torch.arange(num)]
     return {fraction: rises[i :: len(settings.fractions)] for i, fraction in enumerate(settings.fractions)}
 
 
-def rises_at_random(network: Network, key: dict[str, Any]) -> dict[float, Tensor]:
+def rises_at_random(network: Network) -> dict[float, Tensor]:
     """Return the same without as many examples drawn at random, (draws, queries with removals).
 
     One draw serves all queries: who is left out does not depend on them.
     """
     settings, num = network.settings, network.settings.num_removed_for
-    draws = settings.num_random_removals
-    generator = network.run.generator("random removals", settings.seed_name)
+    draws, generator = settings.num_random_removals, network.generator("random removals")
     weights = [
         removal_weights(torch.rand(draws, network.num_train, generator=generator, dtype=torch.float64), fraction)
         for fraction in settings.fractions
     ]
-    key = key | {"fractions": list(settings.fractions), "draws": draws}
-    losses = _losses(network, "attribution/random_removals", key, torch.cat(weights))
+    key = {"num_queries": settings.num_queries, "fractions": list(settings.fractions), "draws": draws}
+    losses = without_random(network, _and_everything(weights), **key)["losses"]
     rises = (losses[1:] - losses[0])[:, :num].view(len(weights), draws, num)
     return dict(zip(settings.fractions, rises, strict=True))
+
+
+def _and_everything(weights: list[Tensor]) -> Tensor:
+    """Return the rows of weights below one of training on everything."""
+    rows = torch.cat(weights).double()
+    return torch.cat([torch.ones_like(rows[:1]), rows])
 
 
 def ranked_columns(rises: dict[float, Tensor], index: int) -> dict[str, float]:
@@ -85,11 +86,3 @@ def random_columns(rises: dict[float, Tensor], num_resamples: int = 2000) -> dic
 def _named(fraction: float, mean: float, low: float, high: float) -> dict[str, float]:
     name = column(fraction)
     return {name: mean, f"{name}_low": low, f"{name}_high": high}
-
-
-def _losses(network: Network, unit: str, key: dict[str, Any], weights: Tensor) -> Tensor:
-    """Return the queries' losses after training on everything, and with each row of weights."""
-    everything = torch.ones(1, network.num_train, dtype=torch.float64)
-    retrain = partial(network.retrained_losses, torch.cat([everything, weights.to(everything)]), 0)
-    losses: Tensor = network.run.unit(unit, key, retrain, version=1)["losses"]
-    return losses

@@ -45,12 +45,8 @@ def rest_rows(
         part_way: (S, M) by share, after retraining part of the way to them.
     """
     functions = [own for method in FUNCTIONS for own in scores.get(method, [])]
-    chain = {
-        FILTER: scores[FILTER][0],
-        BEST: best_combination(functions, subsets, losses[0]),
-        SEGMENTS: scores[SEGMENTS][0],
-        UNROLLED: scores[UNROLLED][0],
-    }
+    chain = {FILTER: scores[FILTER][0], BEST: best_combination(functions, subsets, losses[0])}
+    chain |= {name: scores[name][0] for name in (SEGMENTS, UNROLLED)}
     nearest, rows, way = min(part_way), [], []
     for name, own in chain.items():
         found = {
@@ -125,9 +121,8 @@ def best_combination(functions: list[Tensor], subsets: Tensor, losses: Tensor) -
     for start in backward:  # the coordinates of each single function
         end = minimize(loss_and_gradient, start.numpy(), jac=True, method="L-BFGS-B").x
         c = torch.from_numpy(end) @ basis
-        found.append(
-            sum((weight * own for weight, own in zip(c, scaled, strict=True)), torch.zeros_like(scaled[0]))
-        )
+        parts = (weight * own for weight, own in zip(c, scaled, strict=True))
+        found.append(sum(parts, torch.zeros_like(scaled[0])))
     return max(found, key=lambda own: linear_datamodelling_score(own, subsets, losses, num_resamples=1).value)
 
 

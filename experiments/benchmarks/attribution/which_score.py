@@ -72,11 +72,9 @@ def which_score(tables: Mapping[str, pd.DataFrame], paper_damping: float) -> pd.
             if name in own:
                 truth = own[own.method == PBRF]
                 unknown = not_minimised(truth.iloc[0]) if name == PBRF_QUESTION and len(truth) else ""
-                if unknown:
-                    rows.append({"task": task, "question": question, "out of reach": f"the PBRF is {unknown}"})
-                else:
-                    asked = {"task": task, "question": question}
-                    rows += [asked | row for row in _ranked(name, scores, of_task)]
+                lacking = [{"out of reach": f"the PBRF is {unknown}"}] if unknown else []
+                answers = lacking or _ranked(name, scores, of_task)
+                rows += [{"task": task, "question": question} | row for row in answers]
     return pd.DataFrame(rows)
 
 
@@ -107,22 +105,15 @@ def _ranked(column: str, scores: list[_Score], tables: Mapping[str, pd.DataFrame
     measured.sort(key=lambda entry: (bool(entry[0]), -float(entry[1].row[column])))
     found = []
     for reason, score in measured:
-        behind = None if reason else _behind(column, measured[0][1], score, tables)
-        found.append(
-            {
-                "score": score.name,
-                "damping": score.row.damping,
-                "agreement": score.row[column],
-                "low": score.row[f"{column}_low"],
-                "high": score.row[f"{column}_high"],
-                "trainings": score.trainings,
-                "behind": measured[0][1].row[column] - score.row[column] if behind else None,
-                "behind_low": behind.low if behind else None,
-                "behind_high": behind.high if behind else None,
-                "as good as the best": bool(behind.low <= 0) if behind else None,
-                "out of reach": reason,
-            }
-        )
+        row = {"score": score.name, "damping": score.row.damping, "agreement": score.row[column]}
+        row |= {end: score.row[f"{column}_{end}"] for end in ("low", "high")} | {"trainings": score.trainings}
+        row |= dict.fromkeys(("behind", "behind_low", "behind_high", "as good as the best"))
+        if not reason:
+            best = measured[0][1]
+            behind = _behind(column, best, score, tables)
+            row |= {"behind": best.row[column] - score.row[column], "behind_low": behind.low}
+            row |= {"behind_high": behind.high, "as good as the best": bool(behind.low <= 0)}
+        found.append(row | {"out of reach": reason})
     return found
 
 

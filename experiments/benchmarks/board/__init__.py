@@ -86,18 +86,11 @@ compute = tasks.compute
 
 RECOMMENDED, OTHERS = "influence, damping 1/length", "other rows of the table"
 # Influence and the filter of the retraining that judges: of as many steps, or of as many epochs.
-SAME_NAME = {
-    RUN_EPOCHS: RECOMMENDED,
-    RUN_DAMPING: RECOMMENDED,
-    FILTER: "training filter",
-    FILTER_EPOCHS: "training filter",
-}
-LOOKS = {  # of the rows that README tells of and the filter: a colour and a mark each; all others are grey
-    name: (style["color"], style["marker"])
-    for name, style in panels.styles_of(
-        [RECOMMENDED, "training filter", EKFAC, "kronfluence EK-FAC", "TRAK", UNROLLED, AVERAGED, SEGMENTS, DOT]
-    ).items()
-}
+SAME_NAME = dict.fromkeys((RUN_EPOCHS, RUN_DAMPING), RECOMMENDED)
+SAME_NAME |= dict.fromkeys((FILTER, FILTER_EPOCHS), "training filter")
+# Rows that README tells of and the filter: a colour and a mark each; all others are grey.
+TOLD = (RECOMMENDED, "training filter", EKFAC, "kronfluence EK-FAC", "TRAK", UNROLLED, AVERAGED, SEGMENTS, DOT)
+LOOKS = {name: {key: style[key] for key in ("color", "marker")} for name, style in panels.styles_of(TOLD).items()}
 
 
 # ---------------------------------------------------------------------------------------- draw
@@ -106,12 +99,9 @@ def draw(computed: Computed) -> dict[str, Figure]:
     best = computed["best"].merge(computed["cost"], on=["task", "method"])
     shown = best[~best.method.isin((RUN_EPOCHS, FILTER_EPOCHS)) | (best.against == STANDARD)]
     shown = shown[~shown.method.isin((RUN_DAMPING, FILTER)) | (shown.against != STANDARD)]
-    return {
-        "figure.png": _scores(
-            shown[shown.against == STANDARD], reader_names(best.task), computed.config["num_networks"]
-        ),
-        "figure_more.png": _prices(shown, computed),
-    }
+    own, titles = shown[shown.against == STANDARD], reader_names(best.task)
+    first = _scores(own, titles, computed.config["num_networks"])
+    return {"figure.png": first, "figure_more.png": _prices(shown, computed)}
 
 
 def _scores(own: pd.DataFrame, titles: Mapping[str, str], networks: int) -> Figure:
@@ -119,17 +109,15 @@ def _scores(own: pd.DataFrame, titles: Mapping[str, str], networks: int) -> Figu
     order = own.groupby("method").lds.mean().sort_values(ascending=False).index
     own = own.assign(place=own.method.map(order.get_loc)).sort_values("place", kind="stable")
     tasks = own.task.unique().tolist()
-    told = {RUN_EPOCHS: LOOKS[RECOMMENDED][0], EKFAC: LOOKS[EKFAC][0]}
+    told = {RUN_EPOCHS: LOOKS[RECOMMENDED]["color"], EKFAC: LOOKS[EKFAC]["color"]}
     figure, axes = plots.figure(1, len(tasks), panel_size=(7.9 / len(tasks), 1.6 + 0.26 * len(order)), sharey=True)
     for ax, task in zip(axes[0], tasks, strict=True):
         for _, row in own[own.task == task].iterrows():
             errors = [[max(row.lds - row.lds_low, 0)], [max(row.lds_high - row.lds, 0)]]
-            color = told.get(row.method, "#777777")
-            look = {"marker": "o", "linestyle": "none", "capsize": 2, "markersize": 5, "color": color}
-            ax.errorbar(row.lds, row.place, xerr=errors, **look)
-        ax.set(
-            yticks=range(len(order)), yticklabels=[_name(each) for each in order], ylim=(len(order) - 0.5, -0.5)
-        )
+            look = {"marker": "o", "linestyle": "none", "capsize": 2, "markersize": 5}
+            ax.errorbar(row.lds, row.place, xerr=errors, color=told.get(row.method, "#777777"), **look)
+        names = [_name(each) for each in order]
+        ax.set(yticks=range(len(order)), yticklabels=names, ylim=(len(order) - 0.5, -0.5))
         panels.frame(ax, x="LDS", title=textwrap.fill(titles[str(task)], 13))
     note = f"LDS: rank correlation with retraining by the standard protocol, mean over {networks} networks\n"
     note += "bars: 95 % over networks, halves and queries; in blue: what the title tells of"
@@ -157,11 +145,10 @@ def _prices(shown: pd.DataFrame, computed: Computed) -> Figure:
             points = own[own.against == against]
             others = points[~points.named.isin(looks)]
             ax.scatter(others.trainings, others.lds, s=14, color="#bbbbbb", zorder=0.95, label=OTHERS)
-            for name, (color, marker) in looks.items():
+            for name, look in looks.items():
                 each = points[points.named == name]
                 errors = np.clip([each.lds - each.lds_low, each.lds_high - each.lds], 0, None)
-                look = {"color": color, "marker": marker, "linestyle": "none"}
-                ax.errorbar(each.trainings, each.lds, yerr=errors, label=name, **look)
+                ax.errorbar(each.trainings, each.lds, yerr=errors, label=name, linestyle="none", **look)
             front = points.sort_values("trainings")
             front = front[front.lds >= front.lds.cummax()]
             ax.step(front.trainings, front.lds, where="post", color="#888888", linewidth=0.8, zorder=0.9)
@@ -183,8 +170,7 @@ def _beyond(row: np.ndarray, residuals: pd.DataFrame, fractions: pd.DataFrame) -
     panels.lines(row[0], residuals, x="residual", by="against", **ends)
     panels.frame(row[0], x="residual of the solve", y="LDS", title=f"{residuals.task.iloc[0]}: influence", log="x")
     fractions = fractions.assign(named=fractions.method.map(_name))
-    looks = {name: {"color": color, "marker": marker} for name, (color, marker) in LOOKS.items()}
     for ax, against in zip(row[1:], (AGAINST[0], AGAINST[-1]), strict=True):
         own = fractions[fractions.against == against]
-        panels.lines(ax, own, x="fraction", by="named", styles=looks, **ends)
+        panels.lines(ax, own, x="fraction", by="named", styles=LOOKS, **ends)
         panels.frame(ax, x="share of examples kept", title=f"by the subsets' size: {against}")

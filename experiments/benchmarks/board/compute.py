@@ -13,14 +13,7 @@ import pandas as pd
 from omegaconf import DictConfig
 from torch import Tensor
 
-from curvlab.influence import (
-    Retraining,
-    adam_times,
-    influence,
-    influence_scores,
-    preconditioned_influence,
-    unrolled_response,
-)
+from curvlab.influence import Retraining, adam_times, influence, influence_scores, preconditioned_influence
 from curvlab.influence.bank import (
     AGAINST,
     SAME_SEED,
@@ -32,7 +25,7 @@ from curvlab.influence.bank import (
     centred_ranks,
     lds_of_predictions,
 )
-from curvlab.lab import Run, task_label, task_settings
+from curvlab.lab import Run, task_label, task_settings, unit
 from curvlab.solvers import ConjugateGradient, Ekfac
 from curvlab.training import AdamRule
 from experiments.benchmarks.attribution import methods
@@ -42,6 +35,7 @@ from experiments.benchmarks.board.banks import bank_of
 from experiments.benchmarks.board.kept import Kept, label, with_edges
 from experiments.benchmarks.board.more_scores import BAYESIAN, more_scores
 from experiments.shared.stats import jackknife_error
+from experiments.shared.task import Task
 
 RUN_EPOCHS, FILTER_EPOCHS = "influence, as many epochs", "filter, as many epochs"
 ADAM, ADAM_EPOCHS = "influence, a damping a parameter", "influence, a damping a parameter, as many epochs"
@@ -69,7 +63,7 @@ def compute(
         own = {table: rows[rows.task == place] for table, rows in (published or {}).items()}
         if published is None or settings.bank in names:
             kept = Kept(own) if len(own.get("best", ())) else None
-            own = _Board(run, Network(run, name, settings), kept).tables()
+            own = _Board(Network.of(Task.load(run, name, settings)), kept).tables()
         own["best"] = with_edges(own["best"], settings)
         for table, rows in own.items():
             if len(rows):
@@ -101,47 +95,39 @@ class _Row:
 class _Board:
     """One task; `kept`: what is published of it, which is not computed again."""
 
-    def __init__(self, run: Run, network: Network, kept: Kept | None = None) -> None:
-        self.run, self.network, self.settings, self.kept = run, network, network.settings, kept
-        self.bank = bank_of(run, network, fraction=float(self.settings.fraction))
-        self.places = [network.at(k) for k in range(int(self.settings.num_networks))]
-        self.trained = [place.trained(k) for k, place in enumerate(self.places)]
-        self.stopwatch = methods.Stopwatch(run.device)
+    def __init__(self, network: Network, kept: Kept | None = None) -> None:
+        self.network, self.settings, self.kept = network, network.settings, kept
+        self.bank = bank_of(network, fraction=float(self.settings.fraction))
+        self.trained = [network.at(k).trained(k) for k in range(int(self.settings.num_networks))]
+        self.stopwatch = methods.Stopwatch(network.run.device)
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the task's rows of every table."""
-        found = {
-            "table": pd.DataFrame(self._table()),
-            "best": pd.DataFrame(self._best_rows()),
-            "differences": pd.DataFrame(self._differences()),
-            "cost": pd.DataFrame(self._cost()),
-            "ranks": self._rank_table({label(row.name, row.damping): row.predicted for row in self._shown}),
-        } | ({} if self.kept else self._pictured())
+        lists = {"table": self._table(), "best": self._best_rows(), "differences": self._differences()}
+        found = {name: pd.DataFrame(rows) for name, rows in (lists | {"cost": self._cost()}).items()}
+        found["ranks"] = self._rank_table({label(row.name, row.damping): row.predicted for row in self._shown})
+        found |= {} if self.kept else self._pictured()
         for rows in found.values():
             rows.insert(0, "task", self.network.label)
         return (dict(self.kept.tables) if self.kept else {}) | found
 
     def _pictured(self) -> dict[str, pd.DataFrame]:
-        (residuals, residual_ranks), (fractions, fraction_ranks) = self._residuals(), self._fractions()
-        return {
-            "residuals": pd.DataFrame(residuals),
-            "residual_ranks": self._rank_table(residual_ranks),
-            "fractions": pd.DataFrame(fractions),
-            "fraction_ranks": fraction_ranks,
-        }
+        (residuals, ranks), (fractions, of_fractions) = self._residuals(), self._fractions()
+        found = {"residuals": pd.DataFrame(residuals), "residual_ranks": self._rank_table(ranks)}
+        return found | {"fractions": pd.DataFrame(fractions), "fraction_ranks": of_fractions}
 
     # ------------------------------------------------------------------------------- scores
     @cached_property
     def scored(self) -> list[_Row]:
         """Every method at every damping."""
-        every = [[m for m in self._methods(k) if self._asked(m.name)] for k in range(len(self.places))]
+        every = [[m for m in self._methods(own) if self._asked(m.name)] for own in self.trained]
         rows: list[_Row] = []
         numbers = Counter(method.name for method in every[0])
         for same in zip(*every, strict=True):
             if self.kept and self.kept.has(same[0].name, numbers[same[0].name]):
                 rows += self._published(same[0].name, same[0].damping)
                 continue
-            results = [self._unit(self.places[k], method) for k, method in enumerate(same)]
+            results = [self._unit(own, method) for own, method in zip(self.trained, same, strict=True)]
             status = next((r["status"] for r in results if r["status"] != "done"), "done")
             row = _Row(same[0].name, same[0].damping, status)
             if status == "done":
@@ -149,11 +135,9 @@ class _Board:
                 predicted = self._predictions([r["scores"] for r in results])
                 without = None
                 if "per_chain" in results[0]:
-                    num_chains = len(results[0]["per_chain"])
-                    kept = [[c for c in range(num_chains) if c != out] for out in range(num_chains)]
-                    without = np.stack(
-                        [self._predictions([r["per_chain"][own].mean(0) for r in results]) for own in kept]
-                    )
+                    chains = [r["per_chain"] for r in results]
+                    rest = [[c for c in range(len(chains[0])) if c != out] for out in range(len(chains[0]))]
+                    without = np.stack([self._predictions([own[some].mean(0) for own in chains]) for some in rest])
                 row = _Row(row.name, row.damping, status, predicted, seconds, without)
             rows.append(row)
         if not self._asked(AVERAGED):
@@ -172,67 +156,47 @@ class _Board:
     def _predictions(self, scores: list[Tensor]) -> Array:
         return self.bank.predictions(np.stack([own.double().cpu().numpy() for own in scores]))
 
-    def _methods(self, k: int) -> Iterator[methods.Method]:
-        place, trained = self.places[k], self.trained[k]
-        yield from (method for method in methods.own_scores(place, trained) if method.name != methods.COSINE)
-        yield from more_scores(place, trained)
+    def _methods(self, trained: Trained) -> Iterator[methods.Method]:
+        yield from (method for method in methods.own_scores(trained) if method.name != methods.COSINE)
+        yield from more_scores(trained)
         rtol, fraction = float(self.settings.rtol), float(self.settings.fraction)
-        yield self._for_epochs(place, trained, fraction, filtered=False)
-        yield self._for_epochs(place, trained, fraction, filtered=True)
-        size = {"max_size": self.settings.ekfac_max_size} if self.settings.ekfac_max_size else {}
+        for filtered in (False, True):
+            yield self._for_epochs(trained, fraction, filtered=filtered)
+        size = methods.ekfac_size(self.settings)
         solver = ConjugateGradient(rtol=rtol, preconditioner=Ekfac(**size))
-        asked: dict[str, Any] = {"run": trained.length, "solver": solver}
-        compute = partial(influence_scores, trained.model, place.loss, place.train, place.test, **asked)
+        compute = partial(influence_scores, *trained.arguments, run=trained.length, solver=solver)
         yield methods.Method.of(PRECONDITIONED, compute, rtol=rtol, **size)
-        if isinstance(trained.run.rule, AdamRule):
-            yield from self._of_adam(place, trained)
+        if isinstance(
+            trained.training.rule, AdamRule
+        ):  # a damping for each parameter, for as many steps and epochs
+            for name, share in ((ADAM, 1.0), (ADAM_EPOCHS, fraction)):
+                compute = partial(_of_adam, trained, share=share, rtol=rtol)
+                yield methods.Method.of(name, compute, share=share, rtol=rtol)
         if self.settings.get("peers"):
-            yield from methods.peers(place, trained)
+            yield from methods.peers(trained)
 
-    def _of_adam(self, place: Network, trained: Trained) -> Iterator[methods.Method]:
-        """Yield influence with a damping for each parameter, 1/τ of Adam's run, for as many steps and epochs."""
-        rtol, fraction = float(self.settings.rtol), float(self.settings.fraction)
-        data = (trained.model, place.loss, place.train)
-        for name, share in ((ADAM, 1.0), (ADAM_EPOCHS, fraction)):
-
-            def scores(share: float = share) -> Tensor:
-                times = share * adam_times(*data, trained.run)
-                return preconditioned_influence(*data, place.test, run=trained.run, times=times, rtol=rtol).scores
-
-            yield methods.Method.of(name, scores, share=share, rtol=rtol)
-
-    def _for_epochs(self, place: Network, trained: Trained, fraction: float, *, filtered: bool) -> methods.Method:
+    def _for_epochs(self, trained: Trained, fraction: float, *, filtered: bool) -> methods.Method:
         """Return influence, or its filter, with the length of a retraining of as many epochs of a fraction."""
         rtol = float(self.settings.rtol)
         asked: dict[str, Any] = {"run": trained.length, "rtol": rtol, "filtered": filtered}
         asked["retraining"] = Retraining.as_many_epochs(fraction)
-        compute = partial(influence_scores, trained.model, place.loss, place.train, place.test, **asked)
+        compute = partial(influence_scores, *trained.arguments, **asked)
         name = FILTER_EPOCHS if filtered else RUN_EPOCHS
         return methods.Method.of(name, compute, fraction=fraction, rtol=rtol)
 
     def _unit(self, place: Network, method: methods.Method) -> dict[str, Any]:
-        if "networks" in method.key:  # of other seeds: the same for each that is scored
-            place = self.network
-        key = place.key | {"num_queries": self.settings.num_queries}
-        key |= {"method": method.name, "damping": method.damping} | method.key
-        about = f"{method.name} of {self.network.label}"
-        return self.run.unit("attribution/scores", key, partial(self.stopwatch, method), version=2, about=about)
+        # Networks of other seeds are the same for each that is scored.
+        return methods.scored(self.network if "networks" in method.key else place, self.stopwatch, method)
 
     def _averaged(self) -> _Row:
         """Return the unrolled derivative, averaged over starts and orders by which nothing is judged."""
-        first, scores, seconds = len(self.places), [], 0.0
+        first, scores, seconds = len(self.trained), [], 0.0
         for seed in range(first, first + int(self.settings.num_averaged)):
-            place = self.network.at(seed)
-            trained = place.trained(seed)
-
-            def compute(place: Network = place, trained: Trained = trained) -> Tensor:
-                arguments = (trained.model, place.loss, place.train, place.test)
-                return unrolled_response(*arguments, run=trained.run).scores
-
-            own = self._unit(place, methods.Method.of(methods.UNROLLED, compute))
+            trained = self.network.at(seed).trained(seed)
+            own = self._unit(trained, methods.Method.of(methods.UNROLLED, partial(methods.unrolled, trained)))
             scores.append(own["scores"].double())
             seconds += own["seconds"] + trained.seconds
-        predicted = np.repeat(self._predictions([sum(scores) / len(scores)]), len(self.places), axis=0)
+        predicted = np.repeat(self._predictions([sum(scores) / len(scores)]), len(self.trained), axis=0)
         return _Row(AVERAGED, None, "done", predicted, seconds)
 
     # ------------------------------------------------------------------------------- tables
@@ -266,14 +230,12 @@ class _Board:
         return shown
 
     def _table(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = [
-            {"method": row.name, "damping": row.damping, "status": "done", "against": against}
-            | columns(self._lds(row, against))
-            for row in self._shown
-            for against in AGAINST
-        ]
-        missing = [row for row in self.scored if row.predicted is None]
-        return rows + [{"method": row.name, "damping": row.damping, "status": row.status} for row in missing]
+        rows: list[dict[str, Any]] = []
+        for row in [*self._shown, *(row for row in self.scored if row.predicted is None)]:
+            names = {"method": row.name, "damping": row.damping, "status": row.status}
+            judged = AGAINST if row.predicted is not None else ()
+            rows += [names | {"against": a} | columns(self._lds(row, a)) for a in judged] or [names]
+        return rows
 
     def _best_rows(self) -> list[dict[str, Any]]:
         rows = []
@@ -284,14 +246,9 @@ class _Board:
                 pair = [leader.predicted, row.predicted]
                 behind = lds_of_predictions(pair, self.bank, against=against)  # type: ignore[arg-type]
                 found = {"method": name, "against": against, "damping": row.damping}
-                found |= (
-                    columns(self._lds(row, against)) | columns(behind, "behind") | {"networks": len(self.places)}
-                )
-                found |= {
-                    "as good as the best": behind.low <= 0,
-                    "stderr over chains": self._over_chains(row, against),
-                }
-                rows.append(found)
+                found |= columns(self._lds(row, against)) | columns(behind, "behind")
+                found |= {"networks": len(self.trained), "as good as the best": behind.low <= 0}
+                rows.append(found | {"stderr over chains": self._over_chains(row, against)})
             if against != SAME_SEED:  # a single run of the same seed could be known exactly
                 names: dict[str, Any] = {"method": CEILING, "against": against}
                 rows.append(names | columns(ceiling(self.bank, against=against)))
@@ -308,14 +265,13 @@ class _Board:
         """Return differences of two methods, each at its best where it has a grid."""
         rows = []
         for against in AGAINST:
-            ours, filtered = (
-                (RUN_EPOCHS, FILTER_EPOCHS) if against == STANDARD else (methods.RUN_DAMPING, methods.FILTER)
-            )
+            ours, filtered = methods.RUN_DAMPING, methods.FILTER
+            if against == STANDARD:
+                ours, filtered = RUN_EPOCHS, FILTER_EPOCHS
             names = [name for name, column in self._best if column == against]
             value = {name: self._lds(self._best[name, against], against).value for name in names}
-            ekfac = max(
-                (name for name in names if methods.EKFAC in name and name != PRECONDITIONED), key=value.__getitem__
-            )
+            of_ekfac = [name for name in names if methods.EKFAC in name and name != PRECONDITIONED]
+            ekfac = max(of_ekfac, key=value.__getitem__)
             for question, first, second in (
                 ("damping", methods.INFLUENCE, ours),
                 ("filter and EK-FAC", filtered, ekfac),
@@ -332,16 +288,15 @@ class _Board:
                 pair = [self._best[name, against].predicted for name in (first, second)]
                 found = lds_of_predictions(pair, self.bank, against=against)  # type: ignore[arg-type]
                 asked = {"against": against, "question": question, "first": first, "second": second}
-                rows.append(asked | columns(found, "difference") | {"networks": len(self.places)})
+                rows.append(asked | columns(found, "difference") | {"networks": len(self.trained)})
         return rows
 
     def _rank_table(self, predicted: dict[str, Array | None]) -> pd.DataFrame:
         """Return the rank of each half among all, by query and network, for every row."""
-        network, half, query = np.indices((len(self.places), *self.bank.single_run.shape[1:])).reshape(3, -1)
+        network, half, query = np.indices((len(self.trained), *self.bank.single_run.shape[1:])).reshape(3, -1)
         found = {name: _ranks(own) for name, own in predicted.items() if own is not None}
-        return (
-            pd.DataFrame({"network": network, "half": half, "query": query} | found) if found else pd.DataFrame()
-        )
+        places = {"network": network, "half": half, "query": query}
+        return pd.DataFrame(places | found) if found else pd.DataFrame()
 
     def _cost(self) -> list[dict[str, Any]]:
         """Return what each method's scores of one network took, all dampings of its grid, and the retrainings."""
@@ -351,16 +306,11 @@ class _Board:
         training = self.kept.training() if self.kept else float(np.mean([own.seconds for own in self.trained]))
         grids = {row.name: [own.seconds for own in done if own.name == row.name] for row in done}
         grids |= {f"{len(self.bank.subsets)} subsets, {what}": [np.mean(of_bank[what])] for what in PROTOCOLS}
-        rows: list[dict[str, Any]] = [
-            {
-                "method": name,
-                "dampings": len(grid),
-                "seconds": float(sum(grid)),
-                "trainings": float(sum(grid)) / training,
-                "trainings of one damping": float(np.mean(grid)) / training,
-            }
-            for name, grid in grids.items()
-        ]
+        rows: list[dict[str, Any]] = []
+        for name, grid in grids.items():
+            row = {"method": name, "dampings": len(grid), "seconds": float(sum(grid))}
+            row |= {"trainings": float(sum(grid)) / training}
+            rows.append(row | {"trainings of one damping": float(np.mean(grid)) / training})
         kept = {row.name for row in done if np.isnan(row.seconds)}  # published
         return [(self.kept and row["method"] in kept and self.kept.cost(row["method"])) or row for row in rows]
 
@@ -370,18 +320,8 @@ class _Board:
         rows: list[dict[str, Any]] = []
         ranks: dict[str, Array | None] = {}
         for rtol in map(float, self.settings.rtols):
-            results = []
-            for k, (place, trained) in enumerate(zip(self.places, self.trained, strict=True)):
-
-                def solve(
-                    place: Network = place, trained: Trained = trained, rtol: float = rtol
-                ) -> dict[str, Any]:
-                    asked: dict[str, Any] = {"run": trained.length, "solver": ConjugateGradient(rtol=rtol)}
-                    found = influence(trained.model, place.loss, place.train, place.test, **asked)
-                    return {"scores": found.scores, "products": found.solution.num_matvecs}
-
-                key = place.key | {"num_queries": self.settings.num_queries, "rtol": rtol, "network": k}
-                results.append(self.run.unit("board/residual", key, solve, version=1))
+            asked = {"num_queries": self.settings.num_queries, "rtol": rtol}
+            results = [_cut_off(trained, **asked, network=k) for k, trained in enumerate(self.trained)]
             predicted = self._predictions([r["scores"] for r in results])
             ranks[f"{rtol:g}"] = predicted
             products = float(np.mean([r["products"] for r in results])) / int(self.settings.num_queries)
@@ -396,16 +336,15 @@ class _Board:
         First order has the less to miss the larger the subsets are.
         """
         rows, parts, num = [], [], int(self.settings.num_standard_of_fractions)
-        for fraction in map(float, sorted([*self.settings.also_fractions, self.settings.fraction])):
-            if not self.settings.also_fractions:
-                break
+        also, own = list(self.settings.also_fractions), self.settings.fraction
+        for fraction in map(float, sorted([*also, own])) if also else ():
             bank = self.bank
-            if fraction != self.settings.fraction:
-                bank = bank_of(self.run, self.network, fraction=fraction, num_standard=num)
+            if fraction != own:
+                bank = bank_of(self.network, fraction=fraction, num_standard=num)
             ranks = {f"measured, {against}": _measured(bank, against) for against in (SAME_SEED, STANDARD)}
             for name, against, asked, scores in self._scores_for(fraction):
                 place = label(asked.name, asked.damping)
-                ranks[place] = bank.predictions(np.stack([own.double().cpu().numpy() for own in scores]))
+                ranks[place] = bank.predictions(np.stack([each.double().cpu().numpy() for each in scores]))
                 found = lds_of_predictions([ranks[place]], bank, against=against)
                 names = {"fraction": fraction, "method": name, "against": against, "scores": place}
                 rows.append(names | columns(found))
@@ -417,17 +356,28 @@ class _Board:
         for name in (methods.RUN_DAMPING, methods.FILTER, methods.EKFAC, methods.UNROLLED, methods.DOT):
             for against in (SAME_SEED, STANDARD):
                 scores = []
-                for place, trained in zip(self.places, self.trained, strict=True):
+                for trained in self.trained:
                     if against == STANDARD and name in (methods.RUN_DAMPING, methods.FILTER):
-                        method = self._for_epochs(place, trained, fraction, filtered=name == methods.FILTER)
+                        method = self._for_epochs(trained, fraction, filtered=name == methods.FILTER)
                     else:
-                        best = self._best[name, against].damping
-                        same = (
-                            m for m in methods.own_scores(place, trained) if m.name == name and m.damping == best
-                        )
-                        method = next(same)
-                    scores.append(self._unit(place, method)["scores"])
+                        best, every = self._best[name, against].damping, methods.own_scores(trained)
+                        method = next(m for m in every if m.name == name and m.damping == best)
+                    scores.append(self._unit(trained, method)["scores"])
                 yield name, against, method, scores
+
+
+def _of_adam(trained: Trained, *, share: float, rtol: float) -> Tensor:
+    """Return influence with a damping for each parameter, 1/τ of Adam's run."""
+    times = share * adam_times(trained.model, trained.loss, trained.train, trained.training)
+    return preconditioned_influence(*trained.arguments, run=trained.training, times=times, rtol=rtol).scores
+
+
+@unit("board/residual", version=1, about="influence of {seed_name} to a residual of {rtol:g}")
+def _cut_off(trained: Trained, /, *, rtol: float, **_: Any) -> dict[str, Any]:
+    """Return the scores of influence by plain CG, cut off at a residual, and the products."""
+    asked: dict[str, Any] = {"run": trained.length, "solver": ConjugateGradient(rtol=rtol)}
+    found = influence(*trained.arguments, **asked)
+    return {"scores": found.scores, "products": found.solution.num_matvecs}
 
 
 def _measured(bank: Bank, against: str) -> Array:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator
-from curvlab.influence import ensemble_measurements, per_example_gradients
+from curvlab.influence import ensemble_measurements
 from curvlab.linalg import flatten
 from curvlab.sampling import bayesian_influence
 from curvlab.spectrum import top_eigenvalues
-from experiments.benchmarks.attribution.methods import Method
-from experiments.benchmarks.attribution.network import Network, Trained
+from experiments.benchmarks.attribution.methods import Method, gradients
+from experiments.benchmarks.attribution.network import Trained
 
 CLASS, INPUTS, ACTIVATIONS, LOSS = "same label", "nearest inputs", "nearest activations", "loss of the example"
 BM25 = "BM25"
@@ -24,32 +24,29 @@ NUM_DIRECTIONS = 50
 _STABILITY = 0.1  # step size (nbeta λmax + localization) / 4
 
 
-def more_scores(network: Network, trained: Trained) -> Iterator[Method]:
+def more_scores(trained: Trained) -> Iterator[Method]:
     """Yield each as a row; all take the damping of the run where they need one."""
-    labels = (
-        (CLASS, lambda: torch.ones(len(network.test[1]), network.num_train)),
-        (INPUTS, lambda: _nearness(*(data[0].flatten(1) for data in (network.test, network.train)))),
-        (
-            ACTIVATIONS,
-            lambda: _nearness(*(_hidden(trained.model, x) for x in (network.test[0], network.train[0]))),
-        ),
-    )
-    if network.train[0].is_floating_point():
-        for name, similarity in labels:
-            yield Method.of(name, partial(_by_label, network, similarity))
+    test, train = trained.test[0], trained.train[0]
+    if train.is_floating_point():
+        labels: dict[str, Callable[[], Tensor]] = {
+            CLASS: lambda: torch.ones(len(test), len(train)),
+            INPUTS: lambda: _nearness(test.flatten(1), train.flatten(1)),
+            ACTIVATIONS: lambda: _nearness(_hidden(trained.model, test), _hidden(trained.model, train)),
+        }
+        for name, similarity in labels.items():
+            yield Method.of(name, partial(_by_label, trained, similarity))
     else:  # a text has no label, and its tokens are names, not numbers
-        yield Method.of(BM25, lambda: -bm25(network.test[1], network.train[1]), saturation=1.2)
-    yield Method.of(LOSS, partial(_losses, network, trained))
-    yield Method.of(LOW_RANK, partial(_low_rank, network, trained), num_directions=NUM_DIRECTIONS)
-    if chains := network.settings.get("chains"):
+        yield Method.of(BM25, lambda: -bm25(trained.test[1], trained.train[1]), saturation=1.2)
+    yield Method.of(LOSS, partial(_losses, trained))
+    yield Method.of(LOW_RANK, partial(_low_rank, trained), num_directions=NUM_DIRECTIONS)
+    if chains := trained.settings.get("chains"):
         asked: dict[str, Any] = {str(name): int(value) for name, value in chains.items()}
-        compute = partial(_bayesian, network, trained, asked)
-        yield Method(BAYESIAN, None, asked | {"stability": _STABILITY}, compute)
+        yield Method(BAYESIAN, None, asked | {"stability": _STABILITY}, partial(_bayesian, trained, asked))
 
 
-def _by_label(network: Network, similarity: Callable[[], Tensor]) -> Tensor:
+def _by_label(trained: Trained, similarity: Callable[[], Tensor]) -> Tensor:
     """Return minus the nearness, times how much more alike the labels are than on average."""
-    test, train = network.test[1], network.train[1]
+    test, train = trained.test[1], trained.train[1]
     if test.is_floating_point():
         spread = train.flatten(1).std(0)
         alike = (-(test.flatten(1)[:, None] - train.flatten(1)).div(spread).square().sum(2) / 2).exp()
@@ -94,40 +91,37 @@ def _hidden(model: nn.Module, inputs: Tensor) -> Tensor:
     return seen[0].flatten(1)
 
 
-def _losses(network: Network, trained: Trained) -> Tensor:
+def _losses(trained: Trained) -> Tensor:
     """Return minus each example's loss, for every query: hard examples as the helpful ones."""
     weights = flatten(trained.model.parameters()).detach()[None]
-    own = ensemble_measurements(trained.model, network.loss, network.train, weights, progress=False)[0]
-    return -own.expand(len(network.test[1]), -1)
+    own = ensemble_measurements(trained.model, trained.loss, trained.train, weights, progress=False)[0]
+    return -own.expand(len(trained.test[1]), -1)
 
 
-def _low_rank(network: Network, trained: Trained) -> Tensor:
+def _low_rank(trained: Trained) -> Tensor:
     """Return -∇l(test)ᵀ V (Λ + damping)⁻¹ Vᵀ ∇l(z) of leading eigenvectors (Schioppa et al. 2022: Arnoldi's)."""
-    operator = GaussNewtonOperator(trained.model, network.loss, network.train)
+    operator = GaussNewtonOperator(trained.model, trained.loss, trained.train)
     found = top_eigenvalues(
         operator, NUM_DIRECTIONS, rtol=1e-2, max_matvecs=6 * NUM_DIRECTIONS, progress=False,
         generator=torch.Generator().manual_seed(0),
     )  # fmt: skip
-    test, points = (
-        per_example_gradients(trained.model, network.loss, data) @ found.vectors
-        for data in (network.test, network.train)
-    )
+    test, points = (own @ found.vectors for own in gradients(trained))
     return -test / (found.values.to(test) + trained.length.damping) @ points.T
 
 
-def _bayesian(network: Network, trained: Trained, chains: dict[str, Any]) -> dict[str, Any]:
+def _bayesian(trained: Trained, chains: dict[str, Any]) -> dict[str, Any]:
     """Return the covariances of losses at the run's damping and the temperature of the posterior, nbeta = N.
 
     `per_chain` has those of each chain, of which `scores` are the mean.
     """
-    operator = GaussNewtonOperator(trained.model, network.loss, network.train)
-    generator = network.run.generator("chains", network.settings.seed_name)
+    operator = GaussNewtonOperator(trained.model, trained.loss, trained.train)
+    generator = trained.generator("chains")
     largest = float(top_eigenvalues(operator, 1, rtol=0.1, progress=False, generator=generator).values[0])
-    nbeta, damping = float(network.num_train), trained.length.damping
+    nbeta, damping = float(trained.num_train), trained.length.damping
     step_size = 4 * _STABILITY / (nbeta * (largest + damping))
     found = bayesian_influence(
-        trained.model, network.loss, network.train, network.test,
-        nbeta=nbeta, localization=nbeta * damping, step_size=step_size, batch_size=network.num_train,
+        *trained.arguments,
+        nbeta=nbeta, localization=nbeta * damping, step_size=step_size, batch_size=trained.num_train,
         progress=False, generator=generator, **chains,
     )  # fmt: skip
     return {"status": "done", "scores": found.scores, "per_chain": found.per_chain}

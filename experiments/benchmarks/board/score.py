@@ -35,15 +35,11 @@ def judge_file(name: str, path: str) -> None:
         found = [lds_of_predictions([predicted], bank, against=against) for against in AGAINST]
     except (OSError, ValueError) as error:
         sys.exit(f"error: {path}: {error}")
-    yours = [
-        {"method": YOURS, "against": f.against, "lds": f.value, "lds_low": f.low, "lds_high": f.high}
-        for f in found
-    ]
+    yours = [dict(zip(COLUMNS, (YOURS, f.against, f.value, f.low, f.high), strict=True)) for f in found]
     best, ranks = board_of(bank.recipe["task"])
     board = pd.concat([pd.DataFrame(yours), best[COLUMNS]], ignore_index=True)
-    print(
-        f"bank {name}: {len(bank.subsets)} subsets, {len(found[0].per_network)} of {len(bank.single_run)} networks"
-    )
+    networks = f"{len(found[0].per_network)} of {len(bank.single_run)} networks"
+    print(f"bank {name}: {len(bank.subsets)} subsets, {networks}")
     print(text(board))
     for line in (*edges(best), *against_the_best(bank, predicted, best, ranks), *turned_round(found)):
         print(line)
@@ -95,12 +91,10 @@ def turned_round(found: list[BankScore]) -> Iterator[str]:
 def text(board: pd.DataFrame) -> str:
     """Return a line for each method, the best by the standard protocol first."""
     order = board[board.against == AGAINST[-1]].sort_values("lds", ascending=False).method
-    width = max(map(len, order))
+    width, cells = max(map(len, order)), {}
     lines = [f"{'':{width}}  " + "  ".join(f"{against:<22}" for against in AGAINST)]
-    cells = {
-        (row.method, row.against): f"{row.lds:.3f} ({row.lds_low:.3f} to {row.lds_high:.3f})"
-        for row in board.itertuples()
-    }
+    for row in board.itertuples():
+        cells[row.method, row.against] = f"{row.lds:.3f} ({row.lds_low:.3f} to {row.lds_high:.3f})"
     for method in order:
         lines.append(f"{method:{width}}  " + "  ".join(f"{cells.get((method, a), ''):<22}" for a in AGAINST))
     return "\n".join(lines)

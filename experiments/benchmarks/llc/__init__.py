@@ -29,13 +29,9 @@ quarter below that coefficient (`asymptote-chosen`): a localization holds direct
 
 from __future__ import annotations
 
-import pandas as pd
-from matplotlib.figure import Figure
-from omegaconf import DictConfig
-
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target
+from curvlab.lab import Target
 from experiments.benchmarks.llc import exact, peers
-from experiments.benchmarks.parts import draw_parts, judge_parts
+from experiments.benchmarks.parts import of_parts
 
 TARGET = Target(
     __name__,
@@ -48,22 +44,4 @@ TARGET = Target(
         "exact.num_examples": "infinity (Aoyagi 2024)",
     },
 )
-PARTS = {"peers": peers, "exact": exact}
-
-
-def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return the tables of `parts`."""
-    tables: dict[str, pd.DataFrame] = {}
-    for name in cfg.parts:
-        tables |= PARTS[name].compute(run, cfg)
-    return tables
-
-
-def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
-    """Judge what `parts` asked for."""
-    return judge_parts({name: [part] for name, part in PARTS.items()}, computed, claims)
-
-
-def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the estimates beside their seconds, what else the peers have, and the exact values."""
-    return draw_parts({"peers": peers}, computed)
+compute, judge, draw = of_parts({"peers": [peers], "exact": [exact]})

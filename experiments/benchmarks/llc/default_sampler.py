@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from curvlab.curvature import HessianOperator
-from curvlab.lab import ClaimResult, ClaimSheet, Interval, Run, out_of_reach, t_interval
+from curvlab.lab import ClaimResult, ClaimSheet, Interval, out_of_reach, t_interval, unit
 from curvlab.lab import judge as verdict
 from curvlab.problem import stack
 from curvlab.sampling import default_nbeta, estimate_llc
@@ -36,11 +35,8 @@ from experiments.shared.task import TrainedTask
 DEFAULTS = {"step_size": 0.01, "localization": 0.0, "num_draws": 100, "num_burnin_steps": 0, "nbeta": None}
 DEFAULTS |= {"initial_loss": None, "replacement": False}
 MEASURED = ("initial loss", "replacement", "small batches")  # what batches do, along their chains
-_INTERVALS = [
-    f"{name}{end}"
-    for name in ("estimate", "curvlab", "ratio", "sampler", "sampler_ratio")
-    for end in ("", "_low", "_high")
-]
+_SHOWN = ("estimate", "curvlab", "ratio", "sampler", "sampler_ratio")
+_INTERVALS = [f"{name}{end}" for name in _SHOWN for end in ("", "_low", "_high")]
 _PARTS = ("initial_loss_part", "initial_loss_sd", "sampler_told", "sampler_first_order")
 COLUMNS = ("step", "change", *DEFAULTS, "batch_size", "chains", *_INTERVALS, *_PARTS, "problem")
 
@@ -56,15 +52,14 @@ def steps(ours: Mapping[str, Any], small_batch: int) -> list[_Step]:
     """Return the settings from devinterp's defaults to `ours`, a change in each, and small batches."""
     setting: dict[str, Any] = {**ours, **DEFAULTS}
     found = [_Step("defaults", "", dict(setting))]
-    changes: list[tuple[str, str, tuple[str, ...]]] = [
-        ("step size", "its lr is ours", ("step_size",)),
-        ("localization", "ours, in place of none", ("localization",)),
-        ("length", "our burn-in and draws", ("num_burnin_steps", "num_draws")),
-        ("nbeta", "n/ln n, n the data, not the batch", ("nbeta",)),
-        ("initial loss", "over all the data, not its first batches", ("initial_loss",)),
-        ("replacement", "batches drawn with replacement", ("replacement",)),
-    ]
-    for name, change, keys in changes:
+    for name, change, *keys in (
+        ("step size", "its lr is ours", "step_size"),
+        ("localization", "ours, in place of none", "localization"),
+        ("length", "our burn-in and draws", "num_burnin_steps", "num_draws"),
+        ("nbeta", "n/ln n, n the data, not the batch", "nbeta"),
+        ("initial loss", "over all the data, not its first batches", "initial_loss"),
+        ("replacement", "batches drawn with replacement", "replacement"),
+    ):
         setting |= {key: ours[key] for key in keys}
         found.append(_Step(name, change, dict(setting)))
     own = {**ours, "batch_size": small_batch, "replacement": False}
@@ -72,13 +67,11 @@ def steps(ours: Mapping[str, Any], small_batch: int) -> list[_Step]:
     return found
 
 
-def default_sampler_table(run: Run, task: TrainedTask, settings: DictConfig) -> pd.DataFrame:
+def default_sampler_table(task: TrainedTask) -> pd.DataFrame:
     """Return one row for each of `steps`: devinterp's estimate, ours at the same settings, and the parts between.
 
     Args:
-        run: seeds, store.
-        task: a classifier.
-        settings: of the target; `default_sampler` has `num_repeats` (0: no row), `num_chains`, and
+        task: a classifier; of its settings `default_sampler` has `num_repeats` (0: no row), `num_chains`, and
             `num_measured_chains` where the batches' loss is judged, `small_batch`, `all_every`, draws between
             losses over all the data, and, of what is told, `num_states` of the chains' last and `num_probes` of
             their Σ.
@@ -91,7 +84,7 @@ def default_sampler_table(run: Run, task: TrainedTask, settings: DictConfig) -> 
     are 95 % t over all chains of all repeats. Without devinterp its columns are empty, and so they are where it
     diverges, which `problem` says.
     """
-    own = settings.default_sampler
+    settings, own = task.settings, task.settings.default_sampler
     ours = {name: settings[name] for name in ("step_size", "localization", "num_draws", "num_burnin_steps")}
     ours |= {"nbeta": default_nbeta(task.num_train), "initial_loss": task.train_loss, "replacement": True}
     ours |= {"batch_size": settings.batch_size, "num_chains": own.num_chains}
@@ -99,7 +92,7 @@ def default_sampler_table(run: Run, task: TrainedTask, settings: DictConfig) -> 
         return pd.DataFrame(columns=list(COLUMNS))
     rows = []
     for step in steps(ours, own.small_batch):
-        found = [_repeat(run, task, step, repeat, own) for repeat in range(own.num_repeats)]
+        found = [_repeat(task, step, repeat, own) for repeat in range(own.num_repeats)]
         shown = {name: step.setting[name] for name in (*DEFAULTS, "batch_size")} | {"nbeta": _nbeta(step.setting)}
         rows.append({"step": step.name, "change": step.change} | shown | summary(found))
     return pd.DataFrame(rows, columns=list(COLUMNS))
@@ -110,37 +103,32 @@ def _nbeta(setting: Mapping[str, Any]) -> float:
     return default_nbeta(setting["batch_size"]) if setting["nbeta"] is None else setting["nbeta"]
 
 
-def _repeat(run: Run, task: TrainedTask, step: _Step, repeat: int, own: DictConfig) -> dict[str, Any]:
+def _repeat(task: TrainedTask, step: _Step, repeat: int, own: DictConfig) -> dict[str, Any]:
     """Return our chains' estimates and, where it is installed, devinterp's and the parts of the difference."""
     setting = step.setting
     names = ("step_size", "localization", "num_draws", "num_burnin_steps", "batch_size", "num_chains")
     of_ours = {name: setting[name] for name in names} | {"nbeta": _nbeta(setting)}
-    about = f"LLC at the settings of {step.name}, repeat {repeat}"
-    key = task.key | of_ours | {"repeat": repeat}
-    compute = partial(_ours, run, task, of_ours, repeat)
-    found = dict(run.unit("benchmarks/llc_default_sampler_ours", key, compute, version=1, about=about))
-    if available("devinterp"):
-        # Elsewhere what is told of the batches is a small part of the estimate, and one state will do.
-        measured = {"all_every": own.all_every, "num_states": own.num_states, "num_probes": own.num_probes}
-        of_peer = setting | {"all_every": None, "num_states": 1, "num_probes": 2}
-        if step.name in MEASURED:
-            of_peer |= measured
-        if step.name in MEASURED and not setting["replacement"]:
-            of_peer["num_chains"] = own.num_measured_chains
-        key = task.key | of_peer | {"repeat": repeat, "peer": "devinterp 1.3.2"}
-        compute = partial(_peer, run, task, of_peer, repeat)
-        found |= run.unit("benchmarks/llc_default_sampler", key, compute, version=1, about=f"devinterp's {about}")
-    return found
+    found = dict(_ours(task, of_ours, repeat=repeat, **of_ours))
+    if not available("devinterp"):
+        return found
+    # Elsewhere what is told of the batches is a small part of the estimate, and one state will do.
+    of_peer = setting | {"all_every": None, "num_states": 1, "num_probes": 2}
+    if step.name in MEASURED:
+        of_peer |= {name: own[name] for name in ("all_every", "num_states", "num_probes")}
+        of_peer |= {} if setting["replacement"] else {"num_chains": own.num_measured_chains}
+    return found | _peer(task, of_peer, repeat=repeat, peer="devinterp 1.3.2", **of_peer)
 
 
-def _ours(run: Run, task: TrainedTask, setting: dict[str, Any], repeat: int) -> dict[str, Any]:
-    generator = run.generator("llc_default_sampler", "curvlab", repeat)
+@unit("benchmarks/llc_default_sampler_ours", version=1, about="LLC, steps of {step_size:g}, repeat {repeat}")
+def _ours(task: TrainedTask, setting: dict[str, Any], /, *, repeat: int, **_: Any) -> dict[str, Any]:
+    generator = task.run.generator("llc_default_sampler", "curvlab", repeat)
     llc = estimate_llc(task.model, nn.CrossEntropyLoss(), task.train, **setting, generator=generator)
     return {"curvlab": llc.per_chain.double().tolist()}
 
 
-def _peer(run: Run, task: TrainedTask, setting: dict[str, Any], repeat: int) -> dict[str, Any]:
-    generator = run.generator("llc_default_sampler", "devinterp", repeat)
+@unit("benchmarks/llc_default_sampler", version=1, about="{peer}, steps of {step_size:g}, repeat {repeat}")
+def _peer(task: TrainedTask, setting: dict[str, Any], /, *, repeat: int, **_: Any) -> dict[str, Any]:
+    generator = task.run.generator("llc_default_sampler", "devinterp", repeat)
     data = stack(task.train, torch.arange(task.num_train))
     seed = int(torch.randint(2**31, (), generator=generator))
     try:
@@ -154,32 +142,23 @@ def _peer(run: Run, task: TrainedTask, setting: dict[str, Any], repeat: int) -> 
         spread = float(nn.functional.cross_entropy(task.model(data[0]), data[1], reduction="none").std())
     size = min(setting["num_chains"] * setting["batch_size"], task.num_train)
     share_left = 1 - size / task.num_train
-    took_all = setting["initial_loss"] is not None
-    result = {
+    result: dict[str, Any] = {
         "per_chain": found.per_chain.tolist(),
-        "initial_loss_part": 0.0 if took_all else nbeta * (start - found.initial_loss),
-        "initial_loss_sd": 0.0 if took_all else nbeta * spread * (share_left / size) ** 0.5,
         "sampler": (nbeta * found.own_minus_all).tolist(),
-        "sampler_told": 0.0,
-        "sampler_first_order": 0.0,
     }
+    result |= dict.fromkeys(_PARTS, 0.0)
+    if setting["initial_loss"] is None:
+        result["initial_loss_part"] = nbeta * (start - found.initial_loss)
+        result["initial_loss_sd"] = nbeta * spread * (share_left / size) ** 0.5
     if setting["replacement"]:
         return result
     # Chains as far away as the defaults take them have no minimum that their steps relax to.
     if setting["step_size"] == DEFAULTS["step_size"]:
         return result | {"sampler_told": float("nan"), "sampler_first_order": float("nan")}
-    told = [
-        told_excess(
-            state,
-            data,
-            found.positions,
-            lr=setting["step_size"] * nbeta / 2,
-            shrinkage=setting["localization"] / nbeta,
-            num_probes=setting["num_probes"],
-            generator=generator,
-        )
-        for state in found.last[: setting["num_states"]]
-    ]
+    steps_of = {"lr": setting["step_size"] * nbeta / 2, "shrinkage": setting["localization"] / nbeta}
+    drawn: dict[str, Any] = {"num_probes": setting["num_probes"], "generator": generator}
+    states = found.last[: setting["num_states"]]
+    told = [told_excess(state, data, found.positions, **steps_of, **drawn) for state in states]
     decayed, first_order = np.mean(told, axis=0)
     return result | {"sampler_told": nbeta * float(decayed), "sampler_first_order": nbeta * float(first_order)}
 

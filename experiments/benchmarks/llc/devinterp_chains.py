@@ -62,8 +62,8 @@ def devinterp_traces(
     order = RandomSampler(dataset, replacement=setting["replacement"])
     loader = DataLoader(dataset, setting["batch_size"], sampler=order)
     kwargs = {"lr": setting["step_size"], "localization": setting["localization"]}
-    if setting["nbeta"] is not None:
-        kwargs["nbeta"] = setting["nbeta"]
+    kwargs |= {"nbeta": setting["nbeta"]} if setting["nbeta"] is not None else {}
+    sizes = {name: setting[name] for name in ("num_draws", "num_chains", "num_burnin_steps")}
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # about seeds, and fewer burn-in steps than draws
         torch.manual_seed(seed)  # of the batches of its initial loss
@@ -75,9 +75,7 @@ def devinterp_traces(
                 evaluate=evaluate_ce,
                 sampling_method=optimizer.SGLD,
                 optimizer_kwargs=kwargs,
-                num_draws=setting["num_draws"],
-                num_chains=setting["num_chains"],
-                num_burnin_steps=setting["num_burnin_steps"],
+                **sizes,
                 num_steps_bw_draws=1,
                 init_loss=setting["initial_loss"],
                 seed=seed,

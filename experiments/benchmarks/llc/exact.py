@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -25,36 +26,36 @@ from torch import Tensor, nn
 from curvlab.lab import Computed, Run, unit
 from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, out_of_reach
 from curvlab.lab.claims import judge as judge_claim
-from curvlab.lab.claims.intervals import Interval, exact, t_interval
+from curvlab.lab.claims.intervals import Interval, exact
 from curvlab.sampling import SettingsWarning, choose_sgld_settings, default_nbeta, estimate_llc
 from curvlab.sampling.pilots import Sampler
+from experiments.shared.stats import mean
 
 AT_START = "SGLD, step set at the start"
 UNSTABLE = "the step is too large where the chains are"
+CHAINS = ("num_chains", "batch_size", "num_burnin_steps", "num_draws")
+SIZES = ("num_layers", "width", "rank")
 NAMES = {"sgld": "SGLD", "averaged": "averaged noises", "underdamped": "underdamped"}
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return the estimates of each network and sampler beside exact values, and averaged noises beside SGLD."""
     cfg = cfg.exact
-    names = ("num_examples", "num_chains", "batch_size", "num_burnin_steps", "num_draws")
-    shared = {name: cfg[name] for name in names}
+    shared = {name: cfg[name] for name in ("num_examples", *CHAINS)}
     rows, noises = [], []
     for layers in run.progress(list(cfg.networks), "networks"):
-        network = dict(zip(("num_layers", "width", "rank"), layers, strict=True))
+        network = dict(zip(SIZES, layers, strict=True))
         for name in cfg.samplers:
             found = chosen_estimate(run, **network, **shared, sampler=name)
             rows.append(_row(run, cfg, network, NAMES[name], found))
-        fixed = {"localization": cfg.at_start.localization, "stability": cfg.at_start.stability, "friction": None}
-        found = fixed_estimate(run, **network, **shared, **fixed)
+        found = fixed_estimate(run, **network, **shared, **cfg.at_start, friction=None)
         rows.append(_row(run, cfg, network, AT_START, found))
-    for layers in cfg.noises.networks:
-        network = dict(zip(("num_layers", "width", "rank"), layers, strict=True))
-        for stability in cfg.noises.stabilities:
-            for name, friction in (("sgld", None), ("averaged", math.inf)):
-                fixed = {"localization": cfg.noises.localization, "stability": stability, "friction": friction}
-                found = fixed_estimate(run, **network, **shared, **fixed)
-                noises.append({"stability_at_start": stability} | _row(run, cfg, network, NAMES[name], found))
+    frictions, fixed = {"sgld": None, "averaged": math.inf}, {"localization": cfg.noises.localization}
+    for layers, stability, name in product(cfg.noises.networks, cfg.noises.stabilities, frictions):
+        network = dict(zip(SIZES, layers, strict=True))
+        fixed |= {"stability": stability, "friction": frictions[name]}
+        row = _row(run, cfg, network, NAMES[name], fixed_estimate(run, **network, **shared, **fixed))
+        noises.append({"stability_at_start": stability} | row)
     return {"exact": pd.DataFrame(rows), "exact_noises": pd.DataFrame(noises)}
 
 
@@ -63,9 +64,7 @@ def _row(
 ) -> dict[str, Any]:
     num_layers, width, rank = network.values()
     settings = {"num_examples": cfg.num_examples, "localization": found["localization"]}
-    truth = exact_value(
-        run, **network, **settings, num_chains=cfg.gibbs.num_chains, num_sweeps=cfg.gibbs.num_sweeps
-    )
+    truth = exact_value(run, **network, **settings, **cfg.gibbs)
     known = coefficient([width] * (num_layers + 1), rank)
     row = {"network": f"{num_layers}-layers-{width}-rank-{rank}", "parameters": num_layers * width**2}
     row |= {"n": cfg.num_examples, "sampler": sampler, **found, **truth, "asymptote": known}
@@ -90,52 +89,27 @@ def chosen_estimate(
     return _found(llc, chosen.friction, began)
 
 
-@unit(
-    "benchmarks/llc_exact/fixed", version=1, about="{num_layers} linear layers of width {width} at one step size"
-)
+@unit("benchmarks/llc_exact/fixed", version=1, about="{num_layers} layers of width {width} at one step size")
 def fixed_estimate(
-    run: Run, /, *, stability: float, localization: float, friction: float | None, num_draws: int, **key: Any
+    run: Run, /, *, stability: float, localization: float, friction: float | None, **key: Any
 ) -> dict[str, Any]:
     """Return the estimate at the step size of this stability at the start, where λmax is the number of layers."""
     model, data = _singular(run, key)
-    nbeta = default_nbeta(key["num_examples"])
-    began = time.process_time()
-    llc = estimate_llc(
-        model,
-        half_square,
-        data,
-        num_chains=key["num_chains"],
-        num_draws=num_draws,
-        num_burnin_steps=key["num_burnin_steps"],
-        batch_size=key["batch_size"],
-        step_size=4 * stability / (nbeta * key["num_layers"] + localization),
-        localization=localization,
-        friction=friction,
-        generator=run.generator("llc_exact fixed", key["num_layers"], key["width"], str(stability)),
-    )
+    began, chains = time.process_time(), {name: key[name] for name in CHAINS}
+    step_size = 4 * stability / (default_nbeta(key["num_examples"]) * key["num_layers"] + localization)
+    settings = {"step_size": step_size, "localization": localization, "friction": friction}
+    seed = run.generator("llc_exact fixed", key["num_layers"], key["width"], str(stability))
+    llc = estimate_llc(model, half_square, data, **chains, **settings, generator=seed)
     return _found(llc, friction, began)
 
 
 def _found(llc: Any, friction: float | None, began: float) -> dict[str, Any]:
     low, high = llc.interval()
-    names = (
-        "nbeta",
-        "step_size",
-        "localization",
-        "curvature_cutoff",
-        "rhat",
-        "ess",
-        "stability",
-        "top_eigenvalue",
-    )
-    return {name: float(getattr(llc, name)) for name in names} | {
-        "friction": friction,
-        "estimate": llc.value,
-        "low": float(low),
-        "high": float(high),
-        "problem": "; ".join(text.split(":")[0] for text in llc.problems),
-        "cpu_seconds": time.process_time() - began,
-    }
+    names = ("nbeta", "step_size", "localization", "curvature_cutoff", "rhat", "ess", "stability")
+    row: dict[str, Any] = {name: float(getattr(llc, name)) for name in (*names, "top_eigenvalue")}
+    row |= {"friction": friction, "estimate": llc.value, "low": float(low), "high": float(high)}
+    problem = "; ".join(text.split(":")[0] for text in llc.problems)
+    return row | {"problem": problem, "cpu_seconds": time.process_time() - began}
 
 
 @unit("benchmarks/llc_exact/gibbs", version=1, about="exact value of {num_layers} linear layers of width {width}")
@@ -274,7 +248,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             why = f"nbeta is {row.nbeta:.4g}, the localization {row.localization:.3g}."
             results.append(_asymptote(claims.claim("asymptote", of=row.network), computed, row, why))
         else:
-            results.append(_right(claims.claim("exact-value", of=of), row, _gibbs_chains(computed)))
+            results.append(_right(claims.claim("exact-value", of=of), row, _t(computed)[1]))
     chosen = table[table.sampler != AT_START].sort_values("exact_to_asymptote")
     listed = [f"{row.exact_to_asymptote:.2f} at {row.localization:.3g}" for row in chosen.itertuples()]
     why = f"By localization: {', '.join(listed)}."
@@ -283,25 +257,21 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 
 def _asymptote(claim: Claim, computed: Computed, row: pd.Series, why: str) -> ClaimResult:
-    num_chains = _gibbs_chains(computed)
-    error = _t(num_chains) * row.exact_stderr / row.asymptote
-    low, high = row.exact_to_asymptote - error, row.exact_to_asymptote + error
-    interval = Interval(low, high, "t 95 %, Gibbs chains", num_chains)
+    num_chains, quantile = _t(computed)
+    error, value = quantile * row.exact_stderr / row.asymptote, row.exact_to_asymptote
+    interval = Interval(value - error, value + error, "t 95 %, Gibbs chains", num_chains)
     return judge_claim(claim, float(row.exact_to_asymptote), interval, if_not_reproduced=why)
 
 
-def _gibbs_chains(computed: Computed) -> int:
-    return int(computed.config["exact"]["gibbs"]["num_chains"])
+def _t(computed: Computed) -> tuple[int, float]:
+    """Return the number of Gibbs chains, and the quantile of a 95 % interval of their mean."""
+    num_chains = int(computed.config["exact"]["gibbs"]["num_chains"])
+    return num_chains, float(stats.t.ppf(0.975, num_chains - 1))
 
 
-def _t(num_chains: int) -> float:
-    """Return the quantile of a 95 % interval of a mean over chains, by their own spread."""
-    return float(stats.t.ppf(0.975, num_chains - 1))
-
-
-def _right(claim: Claim, row: pd.Series, num_chains: int) -> ClaimResult:
+def _right(claim: Claim, row: pd.Series, quantile: float) -> ClaimResult:
     # The errors of the sampler's chains and of the exact value, each by t over its chains.
-    exact_half = _t(num_chains) * row.ratio * row.exact_stderr / row.exact
+    exact_half = quantile * row.ratio * row.exact_stderr / row.exact
     half = np.hypot((row.high - row.low) / 2 / row.exact, exact_half)
     said = f"{row.ratio:.3f} ({row.ratio - half:.3f} to {row.ratio + half:.3f})"
     if row.problem:
@@ -323,4 +293,4 @@ def _averaged(claim: Claim, noises: pd.DataFrame) -> ClaimResult:
     errors = errors.pivot_table(index=["network", "stability_at_start"], columns="sampler", values="error")
     excess = (errors[NAMES["averaged"]] - errors[NAMES["sgld"]]).to_numpy()
     why = "; ".join(f"{name}: {100 * errors[name].mean():.1f} % on average" for name in errors)
-    return judge_claim(claim, float(excess.mean()), t_interval(excess, unit="settings"), if_not_reproduced=why)
+    return judge_claim(claim, *mean(excess, unit="settings"), if_not_reproduced=why)

@@ -17,14 +17,14 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, exact, out_of_reach, panels, plots, t_interval
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, exact, out_of_reach, panels, plots, unit
 from curvlab.lab import judge as verdict
 from curvlab.problem import stack
 from curvlab.sampling import LLC, default_nbeta, effective_sample_size, estimate_llc, split_rhat
 from curvlab.sampling.diagnostics import problems_of, standard_error
 from experiments.benchmarks.llc import default_sampler, polynomials
 from experiments.benchmarks.llc.devinterp_chains import available, devinterp_traces
-from experiments.shared.gauges import LayerProducts, kernel_threads, load_average
+from experiments.shared.gauges import LayerProducts, kernel_threads
 from experiments.shared.stats import mean
 from experiments.shared.task import Task, TrainedTask
 
@@ -41,30 +41,14 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     (task,) = (each.trained() for each in Task.each(run, cfg))
     settings = task.settings
     setting = {name: settings[name] for name in SHARED}
-    results: dict[Turn, dict[str, Any]] = {}
-    for turn in run.progress(list(product(settings.num_threads, range(settings.num_repeats))), "repeats"):
-        key = task.key | setting | {"methods": methods, "threads": turn[0], "repeat": turn[1]}
-        about = f"LLC of {task.label}, {turn[0]} threads, repeat {turn[1]}"
-        repeat = partial(_repeat, task, setting, methods, turn)
-        results[turn] = run.unit("benchmarks/llc", key, repeat, version=2, about=about)
-    floors = {}
-    for num_threads in settings.num_threads:
-        about = f"floor of {task.label}, {num_threads} threads"
-        key, floor = task.key | setting | {"threads": num_threads}, partial(_floor, task, setting, num_threads)
-        floors[num_threads] = run.unit("benchmarks/llc_floor", key, floor, version=1, about=about)
+    turns = run.progress(list(product(settings.num_threads, range(settings.num_repeats))), "repeats")
+    results = {turn: _repeat(task, **setting, methods=methods, threads=turn[0], repeat=turn[1]) for turn in turns}
+    floors = {threads: _floor(task, **setting, threads=threads) for threads in settings.num_threads}
     table = pd.DataFrame([row for turn in results for row in _rows(task, turn, results[turn], methods)])
-    run.note(
-        load_average=load_average(),
-        reduced=[f"{name} is not installed" for name in METHODS if name not in methods],
-    )
-    return {
-        "table": table,
-        "summary": summary_table(table),
-        "timings": _timing_table(results, floors, methods),
-        "known": polynomials.known_table(run, cfg.known),
-        "power": power_table(run, cfg.power),
-        "default_sampler": default_sampler.default_sampler_table(run, task, settings),
-    }
+    run.note(reduced=[f"{name} is not installed" for name in METHODS if name not in methods])
+    tables = {"table": table, "summary": summary_table(table), "timings": _timing_table(results, floors, methods)}
+    tables |= {"known": polynomials.known_table(run, cfg.known), "power": power_table(run, cfg.power)}
+    return tables | {"default_sampler": default_sampler.default_sampler_table(task)}
 
 
 # ------------------------------------------------------------------------------------ methods
@@ -95,12 +79,15 @@ METHODS: dict[str, Callable[[TrainedTask, Setting, torch.Generator], Tensor]] = 
 }
 
 
-def _repeat(task: TrainedTask, setting: Setting, methods: list[str], turn: Turn) -> dict[str, Any]:
+@unit("benchmarks/llc", version=2, about="LLC of {seed_name}, {threads} threads, repeat {repeat}")
+def _repeat(task: TrainedTask, /, *, methods: list[str], threads: int, repeat: int, **key: Any) -> dict[str, Any]:
     """Return estimates of every chain, R-hat and seconds by method."""
+    setting = {name: key[name] for name in SHARED}
     # Turn about: the first of one repeat is the last of the next.
-    order = methods if turn[1] % 2 == 0 else methods[::-1]
-    with kernel_threads(turn[0]):
-        return {name: _measured(name, task, setting, task.run.generator("llc", name, *turn)) for name in order}
+    order = methods if repeat % 2 == 0 else methods[::-1]
+    with kernel_threads(threads):
+        seeds = {name: task.run.generator("llc", name, threads, repeat) for name in order}
+        return {name: _measured(name, task, setting, seed) for name, seed in seeds.items()}
 
 
 def _measured(name: str, task: TrainedTask, setting: Setting, generator: torch.Generator) -> dict[str, Any]:
@@ -115,17 +102,14 @@ def _measured(name: str, task: TrainedTask, setting: Setting, generator: torch.G
     rhat, (ess, ess_tail) = split_rhat(draws), (effective_sample_size(draws, kind) for kind in ("bulk", "tail"))
     quality: dict[str, Any] = {"rhat": rhat, "ess": ess, "ess_tail": ess_tail, "stderr": standard_error(draws)}
     problems = problems_of(draws, draws[:, :0], **quality)
-    return {
-        "per_chain": draws.double().mean(1).tolist(),
-        "rhat": rhat,
-        "problem": "; ".join(text.split(":")[0] for text in problems),
-        "seconds": seconds,
-        "cpu_seconds": cpu_seconds,
-    }
+    problem = "; ".join(text.split(":")[0] for text in problems)
+    found = {"per_chain": draws.double().mean(1).tolist(), "rhat": rhat, "problem": problem}
+    return found | {"seconds": seconds, "cpu_seconds": cpu_seconds}
 
 
-def _floor(task: TrainedTask, setting: Setting, num_threads: int) -> dict[str, Any]:
-    with kernel_threads(num_threads):
+@unit("benchmarks/llc_floor", version=1, about="floor of {seed_name}, {threads} threads")
+def _floor(task: TrainedTask, /, *, threads: int, **setting: Any) -> dict[str, Any]:
+    with kernel_threads(threads):
         return dict(floor_seconds(task.model, setting, num_steps=20))
 
 
@@ -135,15 +119,12 @@ def floor_seconds(model: nn.Module, setting: Mapping[str, Any], *, num_steps: in
     Scaled up from `num_steps` steps.
     """
     products = LayerProducts(model, setting["batch_size"]).in_a_loop
-    generator = torch.Generator().manual_seed(0)
     noise = torch.empty(sum(parameter.numel() for parameter in model.parameters()))
-
-    def normals() -> None:
-        noise.normal_(0.0, 1.0, generator=generator)
-
+    normals = partial(noise.normal_, 0.0, 1.0, generator=torch.Generator().manual_seed(0))
     scale = (setting["num_burnin_steps"] + setting["num_draws"]) / num_steps
     found = {}
-    for name, work in {"products": products, "normals": normals}.items():
+    works: dict[str, Callable[[], object]] = {"products": products, "normals": normals}
+    for name, work in works.items():
         work()
         start, cpu_start = time.perf_counter(), time.process_time()
         for _ in range(num_steps * setting["num_chains"]):
@@ -157,22 +138,21 @@ def floor_seconds(model: nn.Module, setting: Mapping[str, Any], *, num_steps: in
 def _rows(task: TrainedTask, turn: Turn, result: dict[str, Any], methods: list[str]) -> list[dict[str, Any]]:
     shared = {"model": task.label, "parameters": task.num_parameters, "n": task.num_train}
     shared |= {"threads": turn[0], "repeat": turn[1]}
-    return [
-        shared
-        | {"method": name, "chain": chain, "llc": value}
-        | {key: result[name][key] for key in ("rhat", "problem")}
-        for name in methods
-        for chain, value in enumerate(result[name]["per_chain"])
-    ]
+    rows = []
+    for name in methods:
+        quality = {key: result[name][key] for key in ("rhat", "problem")}
+        chains = enumerate(result[name]["per_chain"])
+        rows += [shared | {"method": name, "chain": chain, "llc": value} | quality for chain, value in chains]
+    return rows
 
 
 def summary_table(table: pd.DataFrame) -> pd.DataFrame:
     """Return each method's mean over all chains of all repeats, with its 95 % t interval."""
     rows = []
     for (model, method), own in table.groupby(["model", "method"], sort=False):
-        interval = t_interval(own.llc.to_numpy(), unit="chains")
         row = {"model": model, "parameters": own.parameters.iloc[0], "n": own.n.iloc[0], "method": method}
-        row |= {"chains": len(own), "llc": own.llc.mean(), "low": interval.low, "high": interval.high}
+        value, interval = mean(own.llc, unit="chains")
+        row |= {"chains": len(own), "llc": value, "low": interval.low, "high": interval.high}
         row |= {"between_chains": own.llc.std(), "worst_rhat": own.rhat.max()}
         rows.append(row | {"problems": "; ".join(sorted(set(own.problem) - {""}))})
     summary = pd.DataFrame(rows)
@@ -242,9 +222,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
     summary = computed["summary"]
     _draw_estimates(left, summary)
     polynomials.draw(right, computed["known"])
-    chains = " and ".join(
-        f"{number:.0f}" for number in (summary.chains.min(), computed.config["known"]["num_chains"])
-    )
+    numbers = (summary.chains.min(), computed.config["known"]["num_chains"])
+    chains = " and ".join(f"{number:.0f}" for number in numbers)
     panels.legend(figure, title=f"bars: 95 % t interval over chains, {chains} of them", axes=[right])
     more, ((ax,),) = plots.figure(1, 1, panel_size=(6.0, 3.2))
     _draw_seconds(ax, computed["timings"])
@@ -287,16 +266,19 @@ def power_table(run: Run, cfg: DictConfig) -> pd.DataFrame:
     for num_draws, correlation, drift in product(cfg.num_draws, cfg.correlations, cfg.drifts):
         cell = {"num_chains": cfg.num_chains, "num_draws": num_draws, "correlation": correlation}
         sizes = {"num_repeats": cfg.num_repeats, "relative_sd": cfg.relative_sd}
-        key = cell | {"drift": drift} | sizes
-        generator = run.generator("llc_power", str(num_draws), str(correlation))  # equal noise for every drift
-        shares = run.unit("benchmarks/llc_power", key, partial(_shares, **key, generator=generator), version=1)
+        shares = _shares(run, **cell, drift=drift, **sizes)
         worth = cfg.num_chains * num_draws * (1 - correlation) / (1 + correlation)
         rows.append(cell | {"worth": worth, "drift": drift} | shares)
     return pd.DataFrame(rows)
 
 
-def _shares(*, drift: float, num_repeats: int, relative_sd: float, **noise: Any) -> dict[str, Any]:
-    chains = 1 + relative_sd * autoregressive(num_repeats, **noise)
+@unit("benchmarks/llc_power", version=1)
+def _shares(
+    run: Run, /, *, num_draws: int, correlation: float, drift: float, num_repeats: int, **key: Any
+) -> dict[str, Any]:
+    generator = run.generator("llc_power", str(num_draws), str(correlation))  # equal noise for every drift
+    noise: dict[str, Any] = {"num_draws": num_draws, "correlation": correlation, "generator": generator}
+    chains = 1 + key["relative_sd"] * autoregressive(num_repeats, num_chains=key["num_chains"], **noise)
     chains += drift * torch.linspace(-0.5, 0.5, chains.shape[-1], dtype=torch.float64)
     settings: dict[str, Any] = {"initial_loss": 0.0, "nbeta": 1.0, "step_size": 1.0, "localization": 0.0}
     settings |= {"num_examples": 1, "num_gradients": 0}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from matplotlib.axes import Axes
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from curvlab.lab import ClaimResult, ClaimSheet, Interval, Run, out_of_reach, panels
+from curvlab.lab import ClaimResult, ClaimSheet, Interval, Run, out_of_reach, panels, unit
 from curvlab.lab import judge as verdict
 from curvlab.sampling import default_nbeta, estimate_llc
 from experiments.shared.stats import mean
@@ -38,13 +37,8 @@ class _Polynomial(nn.Module):
 
 def known_table(run: Run, cfg: DictConfig) -> pd.DataFrame:
     """Return one row for each polynomial: estimate with interval, value at this n, asymptotic coefficient."""
-    return pd.DataFrame(
-        [
-            _row(run, cfg, list(powers), product=kind == "product")
-            for kind in ("sum", "product")
-            for powers in cfg[f"{kind}s"]
-        ]
-    )
+    kinds = [(kind, list(powers)) for kind in ("sum", "product") for powers in cfg[f"{kind}s"]]
+    return pd.DataFrame([_row(run, cfg, powers, product=kind == "product") for kind, powers in kinds])
 
 
 def _row(run: Run, cfg: DictConfig, powers: list[int], *, product: bool) -> dict[str, Any]:
@@ -52,30 +46,20 @@ def _row(run: Run, cfg: DictConfig, powers: list[int], *, product: bool) -> dict
     nbeta, localization = default_nbeta(cfg.n[kind]), cfg.localization[kind]
     settings = {name: cfg[name] for name in ("num_chains", "num_draws", "num_burnin_steps", "step_size")}
     settings |= {"localization": localization, "nbeta": nbeta}
-    key = {"powers": powers, "product": product, **settings}
-    estimate = partial(_estimate, run, powers, product, settings)
-    found = run.unit("benchmarks/llc_known", key, estimate, version=1, about=f"LLC of a {kind}, powers {powers}")
-    names = [f"w{i + 1}^{power}" for i, power in enumerate(powers)]
-    return {
-        "problem": (" " if product else " + ").join(names),
-        "n": cfg.n[kind],
-        "nbeta": nbeta,
-        "localization": localization,
-        **found,
-        "at_this_n": finite_value(powers, product=product, nbeta=nbeta, localization=localization),
-        "asymptotic": 1 / max(powers) if product else sum(1 / power for power in powers),
-    }
+    found = _estimate(run, powers=powers, product=product, **settings)
+    names = (" " if product else " + ").join(f"w{i + 1}^{power}" for i, power in enumerate(powers))
+    value = finite_value(powers, product=product, nbeta=nbeta, localization=localization)
+    asymptotic = 1 / max(powers) if product else sum(1 / power for power in powers)
+    row = {"problem": names, "n": cfg.n[kind], "nbeta": nbeta, "localization": localization}
+    return row | found | {"at_this_n": value, "asymptotic": asymptotic}
 
 
-def _estimate(run: Run, powers: list[int], product: bool, settings: dict[str, Any]) -> dict[str, Any]:
-    llc = estimate_llc(
-        _Polynomial(powers, product=product),
-        lambda outputs, targets: outputs.mean(),
-        (torch.zeros(4, 1, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)),
-        batch_size=4,
-        **settings,
-        generator=run.generator("llc_known", str(powers), str(product)),
-    )
+@unit("benchmarks/llc_known", version=1, about="LLC of a polynomial, powers {powers}")
+def _estimate(run: Run, /, *, powers: list[int], product: bool, **settings: Any) -> dict[str, Any]:
+    model, nothing = _Polynomial(powers, product=product), torch.zeros(4, 1, dtype=torch.float64)
+    seed = run.generator("llc_known", str(powers), str(product))
+    data = (nothing, nothing[:, 0])
+    llc = estimate_llc(model, lambda outputs, _: outputs.mean(), data, batch_size=4, **settings, generator=seed)
     low, high = llc.interval()
     return {"estimate": llc.value, "low": float(low), "high": float(high), "rhat": llc.rhat, "valid": llc.valid}
 
@@ -126,13 +110,8 @@ def draw(ax: Axes, table: pd.DataFrame) -> None:
     ratios = table.assign(estimate=table.estimate / at, low=table.low / at, high=table.high / at)
     ratios = ratios.assign(asymptotic=table.asymptotic / at, of="estimate, 95 %")
     panels.forest(ax, ratios, name="problem", value="estimate", low="low", high="high", by="of")
-    style: dict[str, Any] = {
-        "color": "black",
-        "marker": "d",
-        "markerfacecolor": "white",
-        "linestyle": "none",
-        "zorder": 1.9,
-    }
-    ax.plot(ratios.asymptotic, range(len(ratios)), label="asymptotic coefficient, no estimate", **style)
+    style: dict[str, Any] = {"color": "black", "markerfacecolor": "white", "linestyle": "none", "zorder": 1.9}
+    label = "asymptotic coefficient, no estimate"
+    ax.plot(ratios.asymptotic, range(len(ratios)), marker="d", label=label, **style)
     panels.rule(ax, x=1.0, color="black", linestyle="-", label="value at this n (quadrature)")
     panels.frame(ax, x="ratio to the value at this n", title="polynomials", log="x")

@@ -44,18 +44,9 @@ constants, the last iterate or an average) with |B| of C = 2, for 20 sequences o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import cast
-
-import pandas as pd
-import torch
-from matplotlib.figure import Figure
-from omegaconf import DictConfig, OmegaConf
-
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target, task_settings
-from experiments.benchmarks.parts import draw_parts, judge_parts
+from curvlab.lab import Target
+from experiments.benchmarks.parts import of_parts
 from experiments.benchmarks.solvers import crossed, importance, operations, preconditioners, recipes, trajectories
-from experiments.shared.task import Task, TrainedTask
 
 TARGET = Target(
     __name__,
@@ -76,39 +67,5 @@ TARGET = Target(
     },
     timings=("preconditioner_timing", "peer-*"),
 )
-PARTS = {"solvers": trajectories, "preconditioners": preconditioners, "recipes": recipes, "crossed": crossed}
-
-
-def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return the tables of `parts`."""
-    tables: dict[str, pd.DataFrame] = {}
-    for part in cfg.parts:
-        tables |= PARTS[part].compute(run, _tasks(run, cfg, part))
-        if part == "preconditioners":
-            tables |= operations.compute(run, _tasks(run, cfg, part))
-            tables |= importance.compute(run, _tasks(run, cfg, part))
-    run.note(
-        seconds="CPU seconds of one process" if run.device.type == "cpu" else "seconds",
-        threads=torch.get_num_threads(),
-    )
-    return tables
-
-
-def _tasks(run: Run, cfg: DictConfig, part: str) -> Iterator[tuple[TrainedTask, DictConfig]]:
-    """Yield the trained tasks of a part with its settings."""
-    for name, settings in task_settings(cfg).items():
-        if part in settings.used_in:
-            own = cast(DictConfig, OmegaConf.merge(settings, settings[part]))
-            yield Task.load(run, name, own).trained(), own
-
-
-def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
-    """Judge preconditioners, recipes and what they differ in, where `parts` asked for them."""
-    of_preconditioners = [preconditioners, operations, importance]
-    judging = {"preconditioners": of_preconditioners, "recipes": [recipes], "crossed": [crossed]}
-    return judge_parts(judging, computed, claims)
-
-
-def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the solvers by products and by seconds, the preconditioners, and the recipes."""
-    return draw_parts({"solvers": trajectories, "preconditioners": preconditioners}, computed)
+PARTS = {"solvers": [trajectories], "preconditioners": [preconditioners, operations, importance]}
+compute, judge, draw = of_parts(PARTS | {"recipes": [recipes], "crossed": [crossed]})

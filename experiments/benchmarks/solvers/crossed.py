@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,10 @@ from curvlab.lab import judge as verdict
 from curvlab.linalg import LinearOperator
 from curvlab.solvers import Lissa, lissa_hyperparameters
 from curvlab.solvers.lissa import LissaState
+from experiments.benchmarks.parts import tasks_of
 from experiments.shared.recipes import exact_solutions
 from experiments.shared.spectrum import spectrum
 from experiments.shared.systems import Systems
-from experiments.shared.task import TrainedTask
 
 BATCHES = {"uniform": "uniform batches", "importance": "batches by importance"}
 ANSWERS = {"last": "last iterate", "average": "average of the last third"}
@@ -31,50 +31,39 @@ TIME_CONSTANTS = (2, 4)  # T in units of 1 / (step size damping): the paper's, a
 MOST = 1e3  # a larger error counts as this one: the run has diverged
 
 
-def compute(run: Run, tasks: Iterable[tuple[TrainedTask, DictConfig]]) -> dict[str, pd.DataFrame]:
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return `crossed`: a row for each task, each of the 2 x 2 x 2 choices and each sequence of batches."""
     rows: list[dict[str, Any]] = []
-    for task, settings in tasks:
-        measured, generator = spectrum(task, settings), run.generator("crossed", task.splits.name)
+    for task in (each.trained() for each in tasks_of(run, cfg, "crossed")):
+        settings, generator = task.settings, run.generator("crossed", task.splits.name)
+        measured = spectrum(task, settings)
         points = torch.randperm(task.num_train, generator=generator)[: settings.num_points].sort().values
         damping = settings.damping_ratio * measured["largest_eigenvalue"]
         systems = Systems.at(task, damping, points, torch.arange(1))
         solutions = exact_solutions(systems, rtol=settings.reference_rtol)["solutions"].to(run.device)
-        chosen = lissa_hyperparameters(
-            trace=measured["trace"], largest_eigenvalue=measured["largest_eigenvalue"], damping=damping
-        )
+        of = {name: measured[name] for name in ("trace", "largest_eigenvalue")}
+        chosen = lissa_hyperparameters(**of, damping=damping)
         shared = {"step_size": chosen.step_size, "batch_size": chosen.batch_size}
         probabilities = {"uniform": None, "importance": example_importance(systems.operator).probabilities}
         for sampling, repetition in itertools.product(BATCHES, range(settings.num_sequences)):
-            what = systems.key | shared | {"sampling": sampling, "repetition": repetition}
-            found = _answers(run, systems, solutions, probabilities[sampling], **what)
-            names = {"task": task.label, "train_loss": task.train_loss, "damping": damping} | shared
-            rows += [
-                names | {"sampling": sampling, "repetition": repetition} | answer for answer in found["answers"]
-            ]
+            drawn = shared | {"sampling": sampling, "repetition": repetition}
+            found = _answers(systems, solutions, probabilities[sampling], **drawn)
+            names = {"task": task.label, "train_loss": task.train_loss, "damping": damping} | drawn
+            rows += [names | answer for answer in found["answers"]]
     return {"crossed": pd.DataFrame(rows)} if rows else {}
 
 
 @unit("lissa/crossed", version=1, about="LiSSA, {sampling}, sequence {repetition}")
 def _answers(
-    run: Run,
-    systems: Systems,
-    solutions: Tensor,
-    probabilities: Tensor | None,
-    /,
-    *,
-    step_size: float,
-    batch_size: int,
-    sampling: str,
-    repetition: int,
-    **_: Any,
+    systems: Systems, solutions: Tensor, probabilities: Tensor | None, /, *, step_size: float, **asked: Any
 ) -> dict[str, Any]:
     """Return the errors of the four answers of one sequence of batches, which the shorter run begins, too."""
     ends = {k: math.ceil(k / (step_size * systems.damping)) for k in TIME_CONSTANTS}
-    solver = Lissa(step_size, batch_size, max(ends.values()), probabilities=probabilities, check_residual=False)
-    generator = run.generator("crossed", systems.task.seed_name, sampling, repetition)
+    drawn: dict[str, Any] = {"probabilities": probabilities, "check_residual": False}
+    solver = Lissa(step_size, asked["batch_size"], max(ends.values()), **drawn)
+    generator = systems.task.generator("crossed", asked["sampling"], asked["repetition"])
     found = answers_of_one_run(solver, systems.damped, systems.right_hand_sides, ends, generator)
-    run.add_matvecs(solver.num_steps * len(systems.sources[1]))
+    systems.run.add_matvecs(solver.num_steps * len(systems.sources[1]))
     rows = []
     for (k, answer), x in found.items():
         errors = (x - solutions).norm(dim=0) / solutions.norm(dim=0)

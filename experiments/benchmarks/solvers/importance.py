@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterable
-from functools import partial
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -22,16 +20,17 @@ from curvlab.curvature import (
     importance_probabilities,
     output_curvatures,
 )
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, bootstrap_interval, exact, out_of_reach
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, bootstrap_interval, exact, out_of_reach, unit
 from curvlab.lab import judge as verdict
 from curvlab.linalg import identity
 from curvlab.solvers import BlockConjugateGradient, DivergenceError, Lissa, lissa_hyperparameters, measure_constant
 from curvlab.solvers.lissa import LissaState
-from experiments.benchmarks.solvers.preconditioners import fitted_systems, systems_key
-from experiments.shared.systems import Systems
+from experiments.benchmarks.parts import tasks_of
+from experiments.benchmarks.solvers.preconditioners import FittedSystems, fitted_systems
 from experiments.shared.task import TrainedTask
 from experiments.shared.trajectory import Stride
 
+Curvature = dict[str, Tensor]  # `traces` and `outputs` of each example, (N,)
 GROWTH = 1.3  # between recorded steps
 PAST_DIVERGENCE = 6  # a run that diverges is shown for so many times the steps until that is noticed
 WAYS = {"uniform": "uniform", "traces": "by traces", "outputs": "by 1 - Σp²"}
@@ -40,21 +39,26 @@ BATCH_TRACE, TRACE, SQUARE = "tr(G), batch alone", "tr(G), batch and probe", "�
 COLUMNS = ("batch_size", "step_size", "num_steps", "constant", "certified", "outcome", "error", "exact_rate")
 
 
-def compute(run: Run, tasks: Iterable[tuple[TrainedTask, DictConfig]]) -> dict[str, pd.DataFrame]:
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return LiSSA's ends and trajectories, and estimates from batches."""
     tables: dict[str, list[dict[str, Any]]] = {"lissa": [], "lissa_steps": [], "estimates": []}
-    for task, settings in tasks:
-        solved, spectrum = fitted_systems(run, task, settings)
-        own = _Sampled(run, solved, settings, spectrum)
+    for each in tasks_of(run, cfg, "preconditioners"):
+        task, settings = each.trained(), each.settings
+        solved = fitted_systems(task)
+        systems = replace(solved, damping=settings.lissa_damping_factor * solved.damping)
+        curvature, num = _curvature(task, systems), {"num": settings.num_lissa}
+        solutions = _exact(systems, **num, rtol=settings.reference_rtol)["solutions"]
         about = {"fitted": settings.fitted, "train_loss": task.train_loss, "damping": solved.damping}
         for way, label in WAYS.items():
-            found, shared = own.lissa(way), {"task": task.label, "sampling": label}
-            row = shared | {"lissa_damping": own.systems.damping} | shares(own.scores["traces"])
+            asked = num | {"time_constants": settings.num_time_constants, "way": way}
+            found, shared = _lissa(systems, curvature, solutions, **asked), {"task": task.label, "sampling": label}
+            row = shared | {"lissa_damping": systems.damping} | shares(curvature["traces"])
             tables["lissa"].append(row | {name: found[name] for name in COLUMNS} | about)
             for step, error in zip(found["steps"], found["errors"], strict=True):
                 passes = step * found["batch_size"] / task.num_train
                 tables["lissa_steps"].append(shared | {"step": step, "passes": passes, "error": error})
-            tables["estimates"] += [shared | row | {"fitted": settings.fitted} for row in own.estimate_rows(way)]
+            estimates = _estimate_rows(systems, curvature, way)
+            tables["estimates"] += [shared | row | {"fitted": settings.fitted} for row in estimates]
     return {name: pd.DataFrame(rows) for name, rows in tables.items() if rows}
 
 
@@ -65,128 +69,108 @@ def shares(traces: Tensor) -> dict[str, float]:
     return {f"top_1_{k}": float(order[: max(1, len(order) // k)].sum()) / total for k in (20, 6)}
 
 
-class _Sampled:
-    """One task: LiSSA's systems, whose damping is a multiple of the others', and the examples' curvature."""
+@unit("preconditioners/scores", version=1, about="traces of {seed_name}")
+def _curvature(task: TrainedTask, systems: FittedSystems, /, **_: Any) -> Curvature:
+    """Return each example's tr(G_i), and that of its outputs."""
+    operator: Any = systems.operator  # Gauss-Newton
+    return {"traces": exact_traces(operator), "outputs": output_curvatures(operator)}
 
-    def __init__(self, run: Run, systems: Systems, settings: DictConfig, spectrum: dict[str, Any]) -> None:
-        self.run, self.task, self.settings, self.spectrum = run, systems.task, settings, spectrum
-        self.systems = dataclasses.replace(systems, damping=settings.lissa_damping_factor * systems.damping)
-        self.key = systems_key(self.systems)
-        self.b = self.systems.right_hand_sides[:, : settings.num_lissa].contiguous()
-        of = self.task.label
-        self.scores: dict[str, Tensor] = run.unit(
-            "preconditioners/scores", self.task.key, self._scores, version=1, about=f"traces of {of}"
-        )
-        key = self.key | {"num": settings.num_lissa, "rtol": settings.reference_rtol}
-        about = f"exact solutions {of}"
-        found = run.unit("preconditioners/exact", key, self._solutions, version=1, about=about)
-        self.solutions: Tensor = found["solutions"]
 
-    def _scores(self) -> dict[str, Tensor]:
-        operator: Any = self.systems.operator  # Gauss-Newton
-        return {"traces": exact_traces(operator), "outputs": output_curvatures(operator)}
+@unit("preconditioners/exact", version=1, about="exact solutions {seed_name}")
+def _exact(systems: FittedSystems, /, *, num: int, rtol: float, **_: Any) -> dict[str, Any]:
+    b = systems.right_hand_sides[:, :num].double().contiguous()
+    solution = BlockConjugateGradient(rtol).solve(systems.in_double_precision().damped, b)
+    systems.run.add_matvecs(solution.num_matvecs)
+    return {"solutions": solution.x.float()}
 
-    def _solutions(self) -> dict[str, Any]:
-        solver = BlockConjugateGradient(self.settings.reference_rtol)
-        solution = solver.solve(self.systems.in_double_precision().damped, self.b.double())
-        self.run.add_matvecs(solution.num_matvecs)
-        return {"solutions": solution.x.float()}
 
-    def _probabilities(self, way: str) -> Tensor:
-        """Return q for a way to sample, (N,)."""
-        if way == "traces":
-            return importance_probabilities(self.scores["traces"], floor=FLOOR)
-        if way == "outputs":
-            return importance_probabilities(self.scores["outputs"], uniform=UNIFORM)
-        return torch.full_like(self.scores["traces"], 1 / len(self.scores["traces"]))
+def _probabilities(curvature: Curvature, way: str) -> Tensor:
+    """Return q for a way to sample, (N,)."""
+    if way == "traces":
+        return importance_probabilities(curvature["traces"], floor=FLOOR)
+    if way == "outputs":
+        return importance_probabilities(curvature["outputs"], uniform=UNIFORM)
+    return torch.full_like(curvature["traces"], 1 / len(curvature["traces"]))
 
-    def _operator(self, way: str, q: Tensor) -> GaussNewtonOperator | ImportanceOperator:
-        operator: Any = self.systems.operator
-        return operator if way == "uniform" else ImportanceOperator(operator, q)
 
-    # -------------------------------------------------------------------------------- LiSSA
-    def lissa(self, way: str) -> dict[str, Any]:
-        """Return how LiSSA ended, its measured and certified C, and its errors by step; a unit."""
-        settings = {"num": self.settings.num_lissa, "time_constants": self.settings.num_time_constants}
-        about = f"LiSSA {WAYS[way]}, {self.task.label}"
-        key = self.key | settings | {"way": way}
-        return self.run.unit("preconditioners/lissa", key, partial(self._lissa, way), version=1, about=about)
+def _operator(systems: FittedSystems, way: str, q: Tensor) -> GaussNewtonOperator | ImportanceOperator:
+    operator: Any = systems.operator
+    return operator if way == "uniform" else ImportanceOperator(operator, q)
 
-    def _lissa(self, way: str) -> dict[str, Any]:
-        q, damping, b = self._probabilities(way), self.systems.damping, self.b
-        operator, traces = self._operator(way, q), self.scores["traces"]
-        trace, largest = float(traces.mean()), self.spectrum["value"]
-        settings = lissa_hyperparameters(
-            trace=max(trace, largest),
-            largest_eigenvalue=largest,
-            damping=damping,
-            num_time_constants=self.settings.num_time_constants,
-        )
-        generator = self.run.generator("preconditioners/lissa", self.task.seed_name, way)
-        directions = torch.cat([self.spectrum["vector"][:, None], operator.randn(3, generator), b[:, :1]], 1)
-        measured = measure_constant(operator, directions, trace=trace, batch_size=64, generator=generator)
-        recorder = _Recorder(self.solutions)
-        num_steps = min(settings.num_steps, self.settings.max_lissa_steps)
-        settings = dataclasses.replace(settings, num_steps=num_steps)
-        solver = Lissa(**dataclasses.asdict(settings), callback=recorder, check_residual=False)
-        damped = operator + damping * identity
-        outcome, last, error = f"all {num_steps} steps", num_steps, math.inf
-        try:
-            error = recorder.error(solver.solve(damped, b, generator=generator).x)
-        except DivergenceError as divergence:
-            outcome, last = f"diverges at step {divergence.step}", divergence.step
-            # Once more without the check, a few times as long, to show what it saves from.
-            recorder = _Recorder(self.solutions)
-            longer = min(num_steps, PAST_DIVERGENCE * divergence.step)
-            unchecked = {"num_steps": longer, "callback": recorder, "raise_on_divergence": False}
-            dataclasses.replace(solver, **unchecked).solve(damped, b, generator=generator)
-        return dataclasses.asdict(settings) | {
-            "constant": float(measured.max()),
-            "certified": certified_constant(traces, q),
-            "outcome": outcome,
-            "error": error,
-            "exact_rate": (1 - settings.step_size * damping) ** last,
-            "steps": recorder.steps,
-            "errors": recorder.errors,
-        }
 
-    # -------------------------------------------------------------------------------- estimates
-    def estimate_rows(self, way: str) -> list[dict[str, Any]]:
-        """Return one row for each draw: tr of a batch, its Hutchinson form, its sketch form.
+# ------------------------------------------------------------------------------------ LiSSA
+@unit("preconditioners/lissa", version=1, about="LiSSA by {way}, {seed_name}")
+def _lissa(
+    systems: FittedSystems, curvature: Curvature, solutions: Tensor, /, *, num: int, way: str, **asked: Any
+) -> dict[str, Any]:
+    """Return how LiSSA ended, its measured and certified C, and its errors by step."""
+    task, damping, b = systems.task, systems.damping, systems.right_hand_sides[:, :num].contiguous()
+    q, largest = _probabilities(curvature, way), systems.spectrum["value"]
+    operator, trace = _operator(systems, way, q), float(curvature["traces"].mean())
+    spectrum = {"trace": max(trace, largest), "largest_eigenvalue": largest}
+    settings = lissa_hyperparameters(**spectrum, damping=damping, num_time_constants=asked["time_constants"])
+    generator = task.generator("preconditioners/lissa", way)
+    directions = torch.cat([systems.spectrum["vector"][:, None], operator.randn(3, generator), b[:, :1]], 1)
+    measured = measure_constant(operator, directions, trace=trace, batch_size=64, generator=generator)
+    recorder = _Recorder(solutions)
+    num_steps = min(settings.num_steps, task.settings.max_lissa_steps)
+    settings = replace(settings, num_steps=num_steps)
+    solver = Lissa(**asdict(settings), callback=recorder, check_residual=False)
+    damped = operator + damping * identity
+    outcome, last, error = f"all {num_steps} steps", num_steps, math.inf
+    try:
+        error = recorder.error(solver.solve(damped, b, generator=generator).x)
+    except DivergenceError as divergence:
+        outcome, last = f"diverges at step {divergence.step}", divergence.step
+        # Once more without the check, a few times as long, to show what it saves from.
+        recorder = _Recorder(solutions)
+        longer = min(num_steps, PAST_DIVERGENCE * divergence.step)
+        unchecked = replace(solver, num_steps=longer, callback=recorder, raise_on_divergence=False)
+        unchecked.solve(damped, b, generator=generator)
+    rate, certified = (1 - settings.step_size * damping) ** last, certified_constant(curvature["traces"], q)
+    found = {"constant": float(measured.max()), "certified": certified, "outcome": outcome, "error": error}
+    return asdict(settings) | found | {"exact_rate": rate, "steps": recorder.steps, "errors": recorder.errors}
 
-        A draw is one batch G_1, an independent one G_2 and a Gaussian probe v. All three are unbiased:
 
-            1/B Σ_b tr(G_b) / (N q_b),  vᵀG_1 v for tr(G),  vᵀG_1 G_2 v for ‖G‖²_F,
+# ------------------------------------------------------------------------------------ estimates
+def _estimate_rows(systems: FittedSystems, curvature: Curvature, way: str) -> list[dict[str, Any]]:
+    """Return one row for each draw: tr of a batch, its Hutchinson form, its sketch form.
 
-        the last being what `frobenius_norm(batch_size=...)` averages for the sketches of lissa-tab3. `exact_sd` is
-        the standard deviation of the first by its formula: 0 where q_i is proportional to tr(G_i).
-        """
-        size, traces = self.settings.estimate_batch_size, self.scores["traces"]
-        key = self.task.key | {"num_draws": self.settings.num_estimates, "batch_size": size, "way": way}
-        about = f"Monte-Carlo estimates {WAYS[way]}, {self.task.label}"
-        found = self.run.unit("preconditioners/estimates", key, partial(self._draws, way), version=1, about=about)
-        spread = batch_trace_deviation(traces, self._probabilities(way)) / math.sqrt(size)
-        return [
-            {"quantity": quantity, "batch_size": size, "trace": float(traces.mean())}
-            | {"exact_sd": spread if quantity == BATCH_TRACE else math.nan, "draw": draw, "value": value}
-            for quantity, values in found["values"].items()
-            for draw, value in enumerate(values)
-        ]
+    A draw is one batch G_1, an independent one G_2 and a Gaussian probe v. All three are unbiased:
 
-    def _draws(self, way: str) -> dict[str, Any]:
-        size, q = self.settings.estimate_batch_size, self._probabilities(way)
-        operator = self._operator(way, q)
-        generator = self.run.generator("preconditioners/estimates", self.task.seed_name, way)
-        ratios = self.scores["traces"] / (len(q) * q)
-        values: dict[str, list[float]] = {BATCH_TRACE: [], TRACE: [], SQUARE: []}
-        for _ in range(self.settings.num_estimates):
-            drawn = torch.multinomial(q, size, replacement=True, generator=generator)
-            probe = operator.randn(1, generator)
-            first, second = (operator.sample(size, generator) @ probe for _ in range(2))
-            values[BATCH_TRACE].append(float(ratios[drawn].mean()))
-            values[TRACE].append(float((probe * first).sum()))
-            values[SQUARE].append(float((first * second).sum()))
-        return {"values": values}
+        1/B Σ_b tr(G_b) / (N q_b),  vᵀG_1 v for tr(G),  vᵀG_1 G_2 v for ‖G‖²_F,
+
+    the last being what `frobenius_norm(batch_size=...)` averages for the sketches of lissa-tab3. `exact_sd` is
+    the standard deviation of the first by its formula: 0 where q_i is proportional to tr(G_i).
+    """
+    settings, traces = systems.task.settings, curvature["traces"]
+    size, asked = settings.estimate_batch_size, {"num_draws": settings.num_estimates, "way": way}
+    found = _draws(systems.task, systems, curvature, batch_size=size, **asked)
+    spread = batch_trace_deviation(traces, _probabilities(curvature, way)) / math.sqrt(size)
+    rows = []
+    for quantity, values in found["values"].items():
+        row = {"quantity": quantity, "batch_size": size, "trace": float(traces.mean())}
+        row["exact_sd"] = spread if quantity == BATCH_TRACE else math.nan
+        rows += [row | {"draw": draw, "value": value} for draw, value in enumerate(values)]
+    return rows
+
+
+@unit("preconditioners/estimates", version=1, about="Monte-Carlo estimates by {way}, {seed_name}")
+def _draws(
+    task: TrainedTask, systems: FittedSystems, curvature: Curvature, /, *, way: str, batch_size: int, **key: Any
+) -> dict[str, Any]:
+    q = _probabilities(curvature, way)
+    operator, generator = _operator(systems, way, q), task.generator("preconditioners/estimates", way)
+    ratios = curvature["traces"] / (len(q) * q)
+    values: dict[str, list[float]] = {BATCH_TRACE: [], TRACE: [], SQUARE: []}
+    for _ in range(key["num_draws"]):
+        drawn = torch.multinomial(q, batch_size, replacement=True, generator=generator)
+        probe = operator.randn(1, generator)
+        first, second = (operator.sample(batch_size, generator) @ probe for _ in range(2))
+        values[BATCH_TRACE].append(float(ratios[drawn].mean()))
+        values[TRACE].append(float((probe * first).sum()))
+        values[SQUARE].append(float((first * second).sum()))
+    return {"values": values}
 
 
 def batch_trace_deviation(traces: Tensor, q: Tensor) -> float:

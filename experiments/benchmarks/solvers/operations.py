@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -15,63 +14,52 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, exact
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, exact, unit
 from curvlab.lab import judge as verdict
 from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Solver
-from experiments.benchmarks.solvers.preconditioners import (
-    JUDGED,
-    PEER,
-    curvlinops_inverse,
-    fitted_systems,
-    preconditioners_of,
-    systems_key,
-)
-from experiments.shared.systems import Systems
-from experiments.shared.task import TrainedTask
+from experiments.benchmarks.parts import tasks_of
+from experiments.benchmarks.solvers import preconditioners as by
+from experiments.benchmarks.solvers.preconditioners import JUDGED, NOT_REACHED, PEER, FittedSystems, fewest
 
 
-def compute(run: Run, tasks: Iterable[tuple[TrainedTask, DictConfig]]) -> dict[str, pd.DataFrame]:
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return `operations`: a row for each task and preconditioner, operations a system, and its residual."""
     rows: list[dict[str, Any]] = []
-    for task, settings in tasks:
-        systems, _ = fitted_systems(run, task, settings)
-        for label, (solve, num) in _ways(run, systems, settings).items():
-            key = systems_key(systems) | {"label": label, "target": JUDGED, "num": num}
-            key |= dict(settings.curvlinops) if label == PEER else {}
-            about = f"operations of {label} on {task.label}"
-            counted = partial(counted_solve, systems, num, solve)
-            found = run.unit("preconditioners/operations", key, counted, version=1, about=about)
-            rows.append({"task": task.label, "preconditioner": label, "fitted": settings.fitted} | found)
+    for task in tasks_of(run, cfg, "preconditioners"):
+        settings, systems = task.settings, by.fitted_systems(task.trained())
+        asked = {label: {"num": settings.num_rhs} for label in by.preconditioners_of(settings)}
+        asked["CG"] = {"num": settings.num_cg}
+        if settings.curvlinops is not None and importlib.util.find_spec("curvlinops") is not None:
+            asked[PEER] = {"num": settings.num_cg, **settings.curvlinops}
+        for label, of in asked.items():
+            names = {"task": task.label, "preconditioner": label, "fitted": settings.fitted}
+            rows.append(names | _counted(systems, label=label, target=JUDGED, **of))
     return {"operations": pd.DataFrame(rows)} if rows else {}
 
 
-def _ways(run: Run, systems: Systems, settings: DictConfig) -> dict[str, tuple[Callable[[Tensor], Tensor], int]]:
-    """Return by label what solves for some right-hand sides, and how many it is given."""
-
-    def by(solver: Solver) -> Callable[[Tensor], Tensor]:
-        generator = run.generator("preconditioners", systems.task.seed_name)
-        return lambda b: solver.solve(systems.damped, b, generator=generator).x
-
-    ways = {
-        label: (by(BlockConjugateGradient(JUDGED, preconditioner=preconditioner)), settings.num_rhs)
-        for label, preconditioner in preconditioners_of(settings).items()
-    }
-    ways["CG"] = by(ConjugateGradient(JUDGED)), settings.num_cg
-    if settings.curvlinops is not None and importlib.util.find_spec("curvlinops") is not None:
-        inverse = curvlinops_inverse(systems, **settings.curvlinops)
-        ways[PEER] = lambda b: (inverse @ b).detach(), settings.num_cg
-    return ways
-
-
-def counted_solve(systems: Systems, num: int, solve: Callable[[Tensor], Tensor]) -> dict[str, float]:
+@unit("preconditioners/operations", version=1, about="operations of {label} on {seed_name}")
+def _counted(systems: FittedSystems, /, *, label: str, num: int, **_: Any) -> dict[str, float]:
     """Return operations for each of the first `num` systems, nan where one has not arrived, and their residual."""
-    b = systems.right_hand_sides[:, :num].contiguous()
+    b, solve = systems.right_hand_sides[:, :num].contiguous(), _way(systems, label)
     systems.operator @ b[:, :1]  # the first product looks at an example, too: not counted
     with Operations() as counted:
         x = solve(b)
-    residual = float(((systems.damped @ x - b).norm(dim=0) / b.norm(dim=0)).max())
+    residual = by.largest_residual(systems, x, b)
     arrived = residual <= 1.01 * JUDGED  # in single precision
     return {"operations": counted.total / num if arrived else math.nan, "residual": residual}
+
+
+def _way(systems: FittedSystems, label: str) -> Callable[[Tensor], Tensor]:
+    """Return what solves for some right-hand sides."""
+    settings = systems.task.settings
+    if label == PEER:
+        inverse = by.curvlinops_inverse(systems, **settings.curvlinops)
+        return lambda b: (inverse @ b).detach()
+    generator = systems.task.generator("preconditioners")
+    solver: Solver = ConjugateGradient(JUDGED)
+    if label != "CG":
+        solver = BlockConjugateGradient(JUDGED, preconditioner=by.preconditioners_of(settings)[label])
+    return lambda b: solver.solve(systems.damped, b, generator=generator).x
 
 
 # ------------------------------------------------------------------------------------ counting
@@ -100,39 +88,21 @@ class Operations(TorchDispatchMode):
         return out
 
 
-def _product(matrix: torch.Size, *_: Any, **__: Any) -> int:
-    return 2 * math.prod(matrix)
-
-
-def _cholesky(matrix: torch.Size, *_: Any, **__: Any) -> int:
-    return math.prod(matrix) * matrix[-1] // 3
-
-
-def _cholesky_solve(b: torch.Size, factor: torch.Size, *_: Any, **__: Any) -> int:
-    return 2 * math.prod(factor) * b[-1]
-
-
-def _triangular_solve(factor: torch.Size, b: torch.Size, *, left: bool = True, **_: Any) -> int:
-    return math.prod(factor) * (b[-1] if left else b[-2])
-
-
-def _eigenvectors(matrix: torch.Size, *_: Any, **__: Any) -> int:
-    return 9 * math.prod(matrix) * matrix[-1]
-
-
 def _singular_vectors(matrix: torch.Size, *_: Any, **__: Any) -> int:
     shorter = min(matrix[-2:])
     return 6 * math.prod(matrix) * shorter + 20 * math.prod(matrix[:-2]) * shorter**3
 
 
+# Formulas of the arguments' shapes.
+aten, prod = torch.ops.aten, math.prod
 MORE: dict[Any, Any] = {
-    torch.ops.aten.mv: _product,
-    torch.ops.aten.dot: _product,
-    torch.ops.aten.linalg_cholesky_ex: _cholesky,
-    torch.ops.aten.cholesky_solve: _cholesky_solve,
-    torch.ops.aten.linalg_solve_triangular: _triangular_solve,
-    torch.ops.aten._linalg_eigh: _eigenvectors,
-    torch.ops.aten._linalg_svd: _singular_vectors,
+    aten.mv: lambda matrix, *_, **__: 2 * prod(matrix),
+    aten.dot: lambda vector, *_, **__: 2 * prod(vector),
+    aten.linalg_cholesky_ex: lambda matrix, *_, **__: prod(matrix) * matrix[-1] // 3,
+    aten.cholesky_solve: lambda b, factor, *_, **__: 2 * prod(factor) * b[-1],
+    aten.linalg_solve_triangular: lambda a, b, *, left=True, **_: prod(a) * (b[-1] if left else b[-2]),
+    aten._linalg_eigh: lambda matrix, *_, **__: 9 * prod(matrix) * matrix[-1],
+    aten._linalg_svd: _singular_vectors,
 }
 
 
@@ -143,13 +113,12 @@ CLAIMS = ("operations", "peer")
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge every fitted task by itself; counts are exact."""
     results: list[ClaimResult] = []
+    lacking = {"operations": NOT_REACHED}
+    lacking["peer"] = "curvlinops is not installed or not asked for, or one does not reach the residual."
     for task, own in computed["operations"].query("fitted").groupby("task", sort=False):
         by_rows, by_peer = own.preconditioner.str.contains("rows"), own.preconditioner == PEER
-        rows, others, peer = (_fewest(own[which]) for which in (by_rows, ~(by_rows | by_peer), by_peer))
-        lacking = {
-            "operations": "No solver with rows, or none without, reaches the residual.",
-            "peer": "curvlinops is not installed or not asked for, or one does not reach the residual.",
-        }
+        of = (by_rows, ~(by_rows | by_peer), by_peer)
+        rows, others, peer = (fewest(own[which], "operations") for which in of)
         for name, beside in zip(CLAIMS, (others, peer), strict=True):
             if rows is None or beside is None:
                 results.append(claims.unjudged(name, lacking[name], of=str(task)))
@@ -160,9 +129,3 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             claim = claims.claim(name, of=str(task))
             results.append(verdict(claim, ratio, exact(ratio), if_not_reproduced=why))
     return results
-
-
-def _fewest(rows: pd.DataFrame) -> Any:
-    """Return the row with the fewest operations; None where none has arrived."""
-    arrived = rows.dropna(subset="operations")
-    return None if arrived.empty else arrived.sort_values("operations").iloc[0]

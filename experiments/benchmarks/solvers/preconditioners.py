@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Iterable
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -15,11 +14,12 @@ from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from torch import Tensor
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, exact, out_of_reach, panels, plots
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, exact, out_of_reach, panels, plots, unit
 from curvlab.lab import judge as verdict
 from curvlab.problem import stack
 from curvlab.solvers import BlockConjugateGradient, ConjugateGradient, Nystrom, Preconditioner, Rows
 from curvlab.spectrum import top_eigenvalues
+from experiments.benchmarks.parts import tasks_of
 from experiments.shared.gauges import work_clock
 from experiments.shared.systems import Systems
 from experiments.shared.task import TrainedTask
@@ -31,13 +31,18 @@ TOP = 1e3  # errors above it are not drawn: where they start is marked
 NONE = [math.nan] * len(RESIDUALS)
 
 
-def compute(run: Run, tasks: Iterable[tuple[TrainedTask, DictConfig]]) -> dict[str, pd.DataFrame]:
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return one row for each task, preconditioner and residual, its seconds in a table of their own."""
     rows: list[dict[str, Any]] = []
-    for task, settings in tasks:
-        systems, _ = fitted_systems(run, task, settings)
-        about = {"fitted": settings.fitted, "train_loss": task.train_loss, "damping": systems.damping}
-        rows += [row | about for row in _task_rows(run, systems, settings)]
+    for task in tasks_of(run, cfg, "preconditioners"):
+        systems = fitted_systems(task.trained())
+        about = {"fitted": task.settings.fitted, "train_loss": systems.task.train_loss, "damping": systems.damping}
+        labels = [*preconditioners_of(task.settings), "CG", *([PEER] if task.settings.curvlinops else [])]
+        for label in labels:
+            found, names = _solved(systems, label=label), {"task": task.label, "preconditioner": label}
+            for target, products, seconds in zip(RESIDUALS, found["products"], found["seconds"], strict=True):
+                row = names | {"target": target, "products": products, "seconds": seconds}
+                rows.append(row | {"residual": found["residual"]} | about)
     table = pd.DataFrame(rows)
     if table.empty:
         return {}
@@ -47,48 +52,33 @@ def compute(run: Run, tasks: Iterable[tuple[TrainedTask, DictConfig]]) -> dict[s
     }
 
 
-def fitted_systems(run: Run, task: TrainedTask, settings: DictConfig) -> tuple[Systems, dict[str, Any]]:
-    """Return (G + damping I) X = B, B gradients of some test losses, and λmax (`value`) with its `vector`."""
-    generator = run.generator("preconditioners", task.splits.name)
+@dataclass(frozen=True)
+class FittedSystems(Systems):
+    """(G + damping I) X = B, B gradients of some test losses; λmax of G is `value`, and has a `vector`."""
+
+    spectrum: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What the answers depend on."""
+        return self.task.key | {"num_rhs": len(self.sources[1]), "damping": self.damping}
+
+
+def fitted_systems(task: TrainedTask) -> FittedSystems:
+    """Return the systems that the task's settings ask for."""
+    settings, generator = task.settings, task.run.generator("preconditioners", task.splits.name)
     num_test = len(task.splits.test)  # type: ignore[arg-type]  # map-style
     chosen = stack(task.splits.test, torch.randperm(num_test, generator=generator)[: settings.num_rhs])
-    undamped = Systems(task, 0.0, chosen, chosen)
-
-    def largest() -> dict[str, Any]:
-        found = top_eigenvalues(undamped.operator, 1, rtol=0.01, generator=task.generator("largest"))
-        return {"value": float(found.values[0]), "vector": found.vectors[:, 0]}
-
-    about = f"largest eigenvalue of {task.label}"
-    spectrum = run.unit("preconditioners/largest", task.key, largest, version=1, about=about)
-    given = settings.damping
-    damping = float(given if given is not None else settings.damping_ratio * spectrum["value"])
-    return Systems(task, damping, chosen, chosen), spectrum
+    undamped = FittedSystems(task, 0.0, chosen, chosen)
+    spectrum = _largest(task, undamped)
+    damping = settings.damping if settings.damping is not None else settings.damping_ratio * spectrum["value"]
+    return replace(undamped, damping=float(damping), spectrum=spectrum)
 
 
-def systems_key(systems: Systems) -> dict[str, Any]:
-    """Return what the answers depend on."""
-    return systems.task.key | {"num_rhs": len(systems.sources[1]), "damping": systems.damping}
-
-
-def _task_rows(run: Run, systems: Systems, settings: DictConfig) -> list[dict[str, Any]]:
-    """Return one row for each preconditioner and residual, and for the peers."""
-    b = systems.right_hand_sides.contiguous()
-    of_one = b[:, : settings.num_cg]
-    ways: dict[str, Callable[[], dict[str, Any]]] = {
-        label: partial(_block_cg, run, systems, b, preconditioner)
-        for label, preconditioner in preconditioners_of(settings).items()
-    }
-    ways["CG"] = partial(_cg, run, systems, of_one)
-    if settings.curvlinops is not None:
-        ways[PEER] = partial(_curvlinops, run, systems, of_one, **settings.curvlinops)
-    rows = []
-    for label, compute in ways.items():
-        key, about = systems_key(systems) | {"label": label}, f"{label} on {systems.task.label}"
-        found = run.unit("preconditioners/solve", key, compute, version=1, about=about)
-        for residual, products, seconds in zip(RESIDUALS, found["products"], found["seconds"], strict=True):
-            row = {"task": systems.task.label, "preconditioner": label, "target": residual, "products": products}
-            rows.append(row | {"seconds": seconds, "residual": found["residual"]})
-    return rows
+@unit("preconditioners/largest", version=1, about="largest eigenvalue of {seed_name}")
+def _largest(task: TrainedTask, systems: Systems, /, **_: Any) -> dict[str, Any]:
+    found = top_eigenvalues(systems.operator, 1, rtol=0.01, generator=task.generator("largest"))
+    return {"value": float(found.values[0]), "vector": found.vectors[:, 0]}
 
 
 def preconditioners_of(settings: DictConfig) -> dict[str, Preconditioner | None]:
@@ -126,38 +116,54 @@ class _Clock:
         return {"products": products, "seconds": seconds, "residual": float(residual.max())}
 
 
-def _block_cg(run: Run, systems: Systems, b: Tensor, preconditioner: Preconditioner | None) -> dict[str, Any]:
+@unit("preconditioners/solve", version=1, about="{label} on {seed_name}")
+def _solved(systems: FittedSystems, /, *, label: str, **_: Any) -> dict[str, Any]:
+    """Return products and seconds to each residual, and the residual at the end."""
+    settings, b = systems.task.settings, systems.right_hand_sides.contiguous()
+    if label == "CG":
+        return _cg(systems, b[:, : settings.num_cg])
+    if label == PEER:
+        return _curvlinops(systems, b[:, : settings.num_cg], **settings.curvlinops)
+    return _block_cg(systems, b, preconditioners_of(settings)[label])
+
+
+def _block_cg(systems: Systems, b: Tensor, preconditioner: Preconditioner | None) -> dict[str, Any]:
     systems.operator @ b[:, :2]  # what PyTorch loads for a first product is no preconditioner's
-    generator = run.generator("preconditioners", systems.task.seed_name)
-    clock, set_up, inverse = _Clock(run, b.shape[1]), 0, None
+    clock, set_up, inverse = _Clock(systems.run, b.shape[1]), 0, None
     if preconditioner is not None:
+        generator = systems.task.generator("preconditioners")
         inverse, set_up = preconditioner.build(systems.damped, generator=generator)
     solver = BlockConjugateGradient(0.9 * RESIDUALS[-1], preconditioner=inverse, callback=clock)
     solution = solver.solve(systems.damped, b)
-    run.add_matvecs(solution.num_matvecs + set_up)
+    systems.run.add_matvecs(solution.num_matvecs + set_up)
     return clock.found(torch.tensor(clock.all_steps), set_up, solution.residual)
 
 
-def _cg(run: Run, systems: Systems, b: Tensor) -> dict[str, Any]:
+def _cg(systems: Systems, b: Tensor) -> dict[str, Any]:
     """Conjugate gradients for each system by itself, no preconditioner: products are a mean over systems."""
-    clock = _Clock(run, b.shape[1])
+    clock = _Clock(systems.run, b.shape[1])
     solution = ConjugateGradient(0.9 * RESIDUALS[-1], callback=clock).solve(systems.damped, b)
-    run.add_matvecs(solution.num_matvecs)
+    systems.run.add_matvecs(solution.num_matvecs)
     return clock.found(clock.steps.mean(1), 0, solution.residual)
 
 
-def _curvlinops(run: Run, systems: Systems, b: Tensor, *, max_iter: int, tolerance: float) -> dict[str, Any]:
+def _curvlinops(systems: Systems, b: Tensor, *, max_iter: int, tolerance: float) -> dict[str, Any]:
     """The peer's CG; it tells no residual, so that is computed afterwards."""
     if importlib.util.find_spec("curvlinops") is None:
         return {"products": NONE, "seconds": NONE, "residual": math.nan}
     inverse = curvlinops_inverse(systems, max_iter=max_iter, tolerance=tolerance)
-    clock = work_clock(run.device)
+    clock = work_clock(systems.run.device)
     start = clock()
     x = (inverse @ b).detach()
     seconds = (clock() - start) / b.shape[1]
-    residual = float(((systems.damped @ x - b).norm(dim=0) / b.norm(dim=0)).max())
+    residual = largest_residual(systems, x, b)
     reached = [seconds if residual <= target else math.nan for target in RESIDUALS]
     return {"products": NONE, "seconds": reached, "residual": residual}
+
+
+def largest_residual(systems: Systems, x: Tensor, b: Tensor) -> float:
+    """Return ‖b - (G + damping I) x‖ / ‖b‖ of the worst system."""
+    return float(((systems.damped @ x - b).norm(dim=0) / b.norm(dim=0)).max())
 
 
 def curvlinops_inverse(systems: Systems, *, max_iter: int, tolerance: float) -> Any:
@@ -175,7 +181,7 @@ def curvlinops_inverse(systems: Systems, *, max_iter: int, tolerance: float) -> 
 
 
 # ------------------------------------------------------------------------------------ claims
-CLAIMS = ("products",)
+CLAIMS, NOT_REACHED = ("products",), "No solver with rows, or none without, reaches the residual."
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
@@ -184,16 +190,20 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     results: list[ClaimResult] = []
     for task, own in table[table.fitted & (table.target == JUDGED)].groupby("task", sort=False):
         claim, by_rows = claims.claim("products", of=str(task)), own.preconditioner.str.contains("rows")
-        with_rows, without = own[by_rows].dropna(subset="products"), own[~by_rows].dropna(subset="products")
-        if with_rows.empty or without.empty:
-            reason = "No solver with rows, or none without, reaches the residual."
-            results.append(out_of_reach(claim, reason))
+        rows, others = (fewest(own[which], "products") for which in (by_rows, ~by_rows))
+        if rows is None or others is None:
+            results.append(out_of_reach(claim, NOT_REACHED))
             continue
-        fewest, least = (rows.sort_values("products").iloc[0] for rows in (with_rows, without))
-        few, why = float(fewest.products), f"{fewest.preconditioner} takes fewest; without rows "
-        why += f"{least.preconditioner} does, {least.products:.3g}."
+        few, why = float(rows.products), f"{rows.preconditioner} takes fewest; without rows "
+        why += f"{others.preconditioner} does, {others.products:.3g}."
         results.append(verdict(claim, few, exact(few), if_not_reproduced=why))
     return results
+
+
+def fewest(rows: pd.DataFrame, column: str) -> Any:
+    """Return the row with the fewest; None where none has arrived."""
+    arrived = rows.dropna(subset=column)
+    return None if arrived.empty else arrived.sort_values(column).iloc[0]
 
 
 # ------------------------------------------------------------------------------------ figure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
@@ -10,51 +10,44 @@ import torch
 from omegaconf import DictConfig
 from scipy import stats
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Interval, Run
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Interval, Run, unit
 from curvlab.lab import judge as verdict
 from curvlab.spectrum import top_eigenvalues
+from experiments.benchmarks.parts import tasks_of
 from experiments.shared.recipes import compare_recipes
 from experiments.shared.systems import Systems
 from experiments.shared.task import TrainedTask
 
 RECIPES = {"paper": "C = 2", "auto": "C measured", "importance": "C = 2, by importance"}
 ERROR = 0.2  # relative error that counts as an answer
-COLORS = (1, 0, 2)  # of the recipes, in their order
-TOP = 1e3  # errors above it are drawn here
-QUANTITIES = {
-    "error_worst": "relative error, worst system",
-    "constant": "constant C",
-    "passes": "passes over the data\nfor each system",
-}
 
 
-def compute(run: Run, tasks: Iterable[tuple[TrainedTask, DictConfig]]) -> dict[str, pd.DataFrame]:
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return one row for each case and recipe."""
     rows: list[dict[str, Any]] = []
-    for task, settings in tasks:
-        for systems in _cases(run, task, settings):
-            rows += _rows(systems, compare_recipes(systems, reference_rtol=settings.reference_rtol))
+    for task in tasks_of(run, cfg, "recipes"):
+        for systems in _cases(task.trained()):
+            rows += _rows(systems, compare_recipes(systems, reference_rtol=task.settings.reference_rtol))
     return {"recipes": pd.DataFrame(rows)} if rows else {}
 
 
-def _cases(run: Run, task: TrainedTask, settings: DictConfig) -> Iterator[Systems]:
+def _cases(task: TrainedTask) -> Iterator[Systems]:
     """Yield the systems of one task with each damping, the absolute ones first."""
-    generator = run.generator("lissa_recipe", task.splits.name)
+    generator, settings = task.run.generator("lissa_recipe", task.splits.name), task.settings
     num_test = len(task.splits.test)  # type: ignore[arg-type]  # map-style
     test = torch.randperm(num_test, generator=generator)[: settings.num_test].sort().values
     points = torch.randperm(task.num_train, generator=generator)[: settings.num_points].sort().values
     for damping in settings.dampings:
         yield Systems.at(task, damping, points, test)
-    undamped = Systems.at(task, 0.0, points, test)
-
-    def largest() -> dict[str, float]:
-        found = top_eigenvalues(undamped.operator, 1, rtol=0.01, generator=task.generator("largest"))
-        return {"largest_eigenvalue": float(found.values[0])}
-
     for ratio in settings.damping_ratios:
-        about = f"largest eigenvalue of {task.label}"
-        found = run.unit("lissa/largest", undamped.key, largest, version=1, about=about)
-        yield Systems.at(task, ratio * found["largest_eigenvalue"], points, test)
+        largest = _largest(Systems.at(task, 0.0, points, test))["largest_eigenvalue"]
+        yield Systems.at(task, ratio * largest, points, test)
+
+
+@unit("lissa/largest", version=1, about="largest eigenvalue of {seed_name}")
+def _largest(systems: Systems, /, **_: Any) -> dict[str, float]:
+    found = top_eigenvalues(systems.operator, 1, rtol=0.01, generator=systems.task.generator("largest"))
+    return {"largest_eigenvalue": float(found.values[0])}
 
 
 def _rows(systems: Systems, result: dict[str, Any]) -> list[dict[str, Any]]:

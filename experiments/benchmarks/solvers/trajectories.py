@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,11 +16,12 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from curvlab import solvers
-from curvlab.lab import Computed, Run, panels, plots
-from curvlab.linalg import LinearOperator, identity
+from curvlab.lab import Computed, Run, panels, plots, unit
+from curvlab.linalg import identity
 from curvlab.problem import stack
 from curvlab.solvers import BlockConjugateGradient
 from curvlab.spectrum import hutchinson_trace, top_eigenvalues
+from experiments.benchmarks.parts import tasks_of
 from experiments.benchmarks.solvers.chebyshev import Chebyshev
 from experiments.shared.gauges import work_clock
 from experiments.shared.systems import Systems
@@ -30,17 +29,9 @@ from experiments.shared.task import TrainedTask
 from experiments.shared.trajectory import CountedOperator, Counter, Stride, Trajectory
 
 GROWTH = 1.25  # between steps at which the iterate is looked at
-LABELS = {
-    "lissa_recipe": "LiSSA, C = 2",
-    "lissa_auto": "Lissa.auto",
-    "chebyshev": "Chebyshev",
-    "cg": "CG",
-    "ekfac_cg": "CG, EK-FAC",
-    "nystrom_cg": "CG, Nyström",
-    "block_cg": "block CG",
-    "nystrom_block_cg": "block CG, Nyström",
-    "default": "default",
-}
+LABELS = {"lissa_recipe": "LiSSA, C = 2", "lissa_auto": "Lissa.auto", "chebyshev": "Chebyshev", "cg": "CG"}
+LABELS |= {"ekfac_cg": "CG, EK-FAC", "nystrom_cg": "CG, Nyström", "block_cg": "block CG"}
+LABELS |= {"nystrom_block_cg": "block CG, Nyström", "default": "default"}
 # Systems are solved independently of one another, but for a set-up of a few products: the work for each does not
 # depend on how many there are.
 INDEPENDENT = ("lissa_recipe", "lissa_auto", "chebyshev", "cg", "ekfac_cg")
@@ -97,44 +88,32 @@ class Recorder:
 
 
 # ------------------------------------------------------------------------------------ solving
-@dataclass(frozen=True)
-class CountedSystems:
-    """(G + damping I) X = B, and who watches one method solve it.
-
-    Attributes:
-        systems: operator and damping.
-        right_hand_sides: B, (P, K).
-        recorder: of one method's run.
-        rtol: residual that ends it.
-        nystrom_rank: of the preconditioner.
-    """
-
-    systems: Systems
-    right_hand_sides: Tensor
-    recorder: Recorder
-    rtol: float
-    nystrom_rank: int
-
-    @property
-    def operator(self) -> CountedMatrix:
-        """G, whose products are counted."""
-        return CountedMatrix(self.systems.operator, self.recorder.counter)
-
-    def inverse(self, preconditioner: solvers.Rows | solvers.Ekfac, generator: torch.Generator) -> LinearOperator:
-        """Return the built preconditioner; it reads the model's layers, so what it costs is added by hand."""
-        inverse, cost = preconditioner.build(self.systems.damped, generator=generator)
-        self.recorder.counter.work += cost
-        return inverse
+@unit("solvers/trajectory", version=1, about="{method} on {seed_name}, {num_solved} right-hand sides")
+def _trajectory(
+    task: TrainedTask, systems: Systems, reference: Tensor, /, *, method: str, num_solved: int, **_: Any
+) -> dict[str, Any]:
+    """Return how a method ended, and work, seconds, errors and correlations of its recorded iterates."""
+    gradients, b = systems.test_gradients, systems.right_hand_sides[:, :num_solved].contiguous()
+    trajectory = Trajectory(reference[:, :num_solved].to(gradients), gradients)
+    recorder = Recorder(Counter(), trajectory, work_clock(task.run.device))
+    systems.operator @ b[:, :1]  # what PyTorch loads for a first product is no method's
+    outcome = _solve(systems, b, method, recorder)
+    task.run.add_matvecs(int(recorder.counter.work))
+    return outcome | trajectory.as_tensors() | {"seconds": recorder.seconds}
 
 
-def solve(counted: CountedSystems, method: str, generator: torch.Generator) -> dict[str, object]:
+def _solve(systems: Systems, b: Tensor, method: str, recorder: Recorder) -> dict[str, object]:
     """Run a method from its set-up to its residual; return its outcome in words and its largest residual."""
-    recorder = counted.recorder
+    generator = systems.task.generator("solvers", method)
+    operator = CountedMatrix(systems.operator, recorder.counter)
     recorder.start()
-    solver = _lissa(counted, method, generator) if "lissa" in method else _solver(counted, method, generator)
+    if "lissa" in method:
+        solver = _lissa(systems, operator, method, generator)
+    else:
+        solver = _solver(systems, b, method, recorder.counter, generator)
+    solver = replace(solver, callback=recorder)
     try:
-        damped = counted.operator + counted.systems.damping * identity
-        solution = solver.solve(damped, counted.right_hand_sides, generator=generator)
+        solution = solver.solve(operator + systems.damping * identity, b, generator=generator)
     except solvers.DivergenceError as error:
         return {"outcome": f"diverges at step {error.step}", "residual": math.inf}
     recorder.record(solution.x)
@@ -144,120 +123,99 @@ def solve(counted: CountedSystems, method: str, generator: torch.Generator) -> d
     return {"outcome": outcome, "residual": float(solution.residual.max())}
 
 
-def _solver(counted: CountedSystems, method: str, generator: torch.Generator) -> solvers.Solver:
-    recorder, rtol, rank = counted.recorder, counted.rtol, counted.nystrom_rank
-    size, num = counted.right_hand_sides.shape
-    if method == "cg":
-        return solvers.ConjugateGradient(rtol, callback=recorder)
-    if method == "block_cg":
-        return solvers.BlockConjugateGradient(rtol, callback=recorder)
-    if method == "chebyshev":
-        return Chebyshev(rtol, callback=recorder)
-    if method == "nystrom_cg":
-        return solvers.ConjugateGradient(rtol, preconditioner=solvers.Nystrom(rank), callback=recorder)
-    if method == "ekfac_cg":
-        return solvers.ConjugateGradient(
-            rtol, preconditioner=counted.inverse(solvers.Ekfac(), generator), callback=recorder
-        )
-    if method == "nystrom_block_cg":
-        return dataclasses.replace(solvers.default_solver(size, num, rtol=rtol), callback=recorder)
-    # What `influence` takes by default: it looks at the examples' curvature, which costs four forwards.
-    chosen = solvers.default_solver(size, num, rtol=rtol, operator=counted.systems.damped)
-    recorder.counter.work += 0.8
-    if isinstance(chosen.preconditioner, solvers.Rows):
-        inverse = counted.inverse(chosen.preconditioner, generator)
-        chosen = dataclasses.replace(chosen, preconditioner=inverse)
-    return dataclasses.replace(chosen, callback=recorder)
+def _solver(systems: Systems, b: Tensor, method: str, counter: Counter, generator: torch.Generator) -> Any:
+    rtol, rank = systems.task.settings.rtol, systems.task.settings.nystrom_rank
+    known: dict[str, Any] = {
+        "cg": solvers.ConjugateGradient(rtol),
+        "block_cg": BlockConjugateGradient(rtol),
+        "chebyshev": Chebyshev(rtol),
+        "nystrom_cg": solvers.ConjugateGradient(rtol, preconditioner=solvers.Nystrom(rank)),
+        "ekfac_cg": solvers.ConjugateGradient(rtol, preconditioner=solvers.Ekfac()),
+        "nystrom_block_cg": solvers.default_solver(*b.shape, rtol=rtol),
+    }
+    if method == "default":
+        # What `influence` takes by default: it looks at the examples' curvature, which costs four forwards.
+        known[method] = solvers.default_solver(*b.shape, rtol=rtol, operator=systems.damped)
+        counter.work += 0.8
+    solver = known[method]
+    preconditioner = getattr(solver, "preconditioner", None)
+    if not isinstance(preconditioner, solvers.Rows | solvers.Ekfac):
+        return solver
+    # These read the model's layers, so what they cost is added by hand.
+    inverse, cost = preconditioner.build(systems.damped, generator=generator)
+    counter.work += cost
+    return replace(solver, preconditioner=inverse)
 
 
-def _lissa(counted: CountedSystems, method: str, generator: torch.Generator) -> solvers.Lissa:
-    operator, damping = counted.operator, counted.systems.damping
+def _lissa(systems: Systems, operator: CountedMatrix, method: str, generator: torch.Generator) -> solvers.Lissa:
     if method == "lissa_auto":
-        recipe = solvers.measure_recipe(operator, damping, sampling="uniform", generator=generator)
-        solver = solvers.Lissa.from_recipe(recipe)
-        return dataclasses.replace(solver, callback=counted.recorder)
+        recipe = solvers.measure_recipe(operator, systems.damping, sampling="uniform", generator=generator)
+        return solvers.Lissa.from_recipe(recipe)
     trace = hutchinson_trace(operator, rtol=0.05, generator=generator).value
     largest = float(top_eigenvalues(operator, 1, rtol=0.01, generator=generator).values[0])
     settings = solvers.lissa_hyperparameters(
-        trace=max(trace, largest), largest_eigenvalue=largest, damping=damping
+        trace=max(trace, largest), largest_eigenvalue=largest, damping=systems.damping
     )
-    batch_size = math.ceil(settings.batch_size / counted.systems.task.predictions_per_example)
-    return solvers.Lissa(settings.step_size, batch_size, settings.num_steps, callback=counted.recorder)
+    batch_size = math.ceil(settings.batch_size / systems.task.predictions_per_example)
+    return solvers.Lissa(settings.step_size, batch_size, settings.num_steps)
 
 
+# ------------------------------------------------------------------------------------ tables
 QUALITY = ["error", "error_worst", "correlation", "correlation_worst", "outcome"]
 FLOOR = 1e-7  # of 1 - correlation: below it is rounding of the reference
 
 
-def compute(run: Run, tasks: Iterable[tuple[TrainedTask, DictConfig]]) -> dict[str, pd.DataFrame]:
+def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return one row for each recorded iterate, without its seconds and with them alone, and the last ones."""
-    table = pd.DataFrame([row for task, settings in tasks for row in _task_rows(run, task, settings)])
+    run.note(seconds="CPU seconds of one process" if run.device.type == "cpu" else "seconds")
+    table = pd.DataFrame([row for task in tasks_of(run, cfg, "solvers") for row in _task_rows(task.trained())])
     if table.empty:
         return {}
     steps = table.drop(columns="seconds")
     return {"table": steps, "timing": table.drop(columns=QUALITY), "summary": summary_table(steps)}
 
 
-def _task_rows(run: Run, task: TrainedTask, settings: DictConfig) -> list[dict[str, Any]]:
-    generator = run.generator("solvers", task.splits.name)
+def _task_rows(task: TrainedTask) -> list[dict[str, Any]]:
+    settings, generator = task.settings, task.run.generator("solvers", task.splits.name)
     test = torch.randperm(len(task.splits.test), generator=generator)  # type: ignore[arg-type]  # map-style
     points = torch.randperm(task.num_train, generator=generator)[: settings.num_points].sort().values
     # Influences of test examples on the losses of training points: the same numbers.
     sources = stack(task.splits.test, test[: max(settings.num_rhs)])
-    undamped = Systems(task, 0.0, sources, stack(task.train, points))
-
-    def largest() -> dict[str, float]:
-        found = top_eigenvalues(undamped.operator, 1, rtol=0.01, generator=task.generator("largest"))
-        return {"largest": float(found.values[0])}
-
-    about = f"largest eigenvalue of {task.label}"
-    spectrum = run.unit("solvers/largest_eigenvalue", task.key, largest, version=1, about=about)
-    damping = settings.damping if settings.damping is not None else settings.damping_ratio * spectrum["largest"]
-    systems = replace(undamped, damping=damping)
-    key = task.key | {"damping": damping, "num_points": settings.num_points}
-    key |= {"num": settings.num_reference, "max": max(settings.num_rhs), "rtol": settings.reference_rtol}
-    key |= {"dtype": settings.reference_dtype}
-
-    def reference() -> dict[str, Any]:
-        bar = run.progress(0, f"reference {task.label}")
-        solver = BlockConjugateGradient(settings.reference_rtol, callback=lambda _: bar.update())
-        exact = systems.in_double_precision() if settings.reference_dtype == "float64" else systems
-        b = systems.right_hand_sides[:, : settings.num_reference].to(exact.operator.dtype)
-        solution = solver.solve(exact.damped, b)
-        run.add_matvecs(solution.num_matvecs)
-        return {"solutions": solution.x.float(), "residual": float(solution.residual.max())}
-
-    about = f"exact solutions {task.label}"
-    exact = run.unit("solvers/reference", key, reference, version=1, about=about)["solutions"]
+    systems = Systems(task, 0.0, sources, stack(task.train, points))
+    largest = _largest(task, systems)["largest"]
+    damping = settings.damping if settings.damping is not None else settings.damping_ratio * largest
+    systems = replace(systems, damping=damping)
+    key = {"damping": damping, "num_points": settings.num_points, "num": settings.num_reference}
+    key |= {"max": max(settings.num_rhs), "rtol": settings.reference_rtol, "dtype": settings.reference_dtype}
+    exact = _reference(task, systems, **key)["solutions"]
     rows: list[dict[str, Any]] = []
     for num_rhs in settings.num_rhs:
         for method in settings.methods:
             num = num_rhs if method not in INDEPENDENT else min(num_rhs, settings.max_independent[method])
-            unit = key | {"method": method, "num_solved": num, "rtol_method": settings.rtol}
-            unit |= {"rank": settings.nystrom_rank} if method == "nystrom_cg" else {}
-            unit |= {"chosen_by": "curvature"} if method == "default" else {}  # once by the size alone
-
-            trajectory = partial(_trajectory, systems, settings, exact, method=method, num=num)
-            about = f"{method} on {task.label}, {num} right-hand sides"
-            found = run.unit("solvers/trajectory", unit, trajectory, version=1, about=about)
+            own = key | {"method": method, "num_solved": num, "rtol_method": settings.rtol}
+            own |= {"rank": settings.nystrom_rank} if method == "nystrom_cg" else {}
+            own |= {"chosen_by": "curvature"} if method == "default" else {}  # once by the size alone
             shared = {"task": task.label, "num_rhs": num_rhs, "method": LABELS[method], "num_solved": num}
-            rows += _rows(shared, num, found)
+            rows += _rows(shared, num, _trajectory(task, systems, exact, **own))
     return rows
 
 
-def _trajectory(
-    systems: Systems, settings: DictConfig, reference: Tensor, *, method: str, num: int
+@unit("solvers/largest_eigenvalue", version=1, about="largest eigenvalue of {seed_name}")
+def _largest(task: TrainedTask, systems: Systems, /, **_: Any) -> dict[str, float]:
+    found = top_eigenvalues(systems.operator, 1, rtol=0.01, generator=task.generator("largest"))
+    return {"largest": float(found.values[0])}
+
+
+@unit("solvers/reference", version=1, about="exact solutions {seed_name}")
+def _reference(
+    task: TrainedTask, systems: Systems, /, *, num: int, rtol: float, dtype: str, **_: Any
 ) -> dict[str, Any]:
-    """Return how a method ended, and work, seconds, errors and correlations of its recorded iterates."""
-    run, gradients = systems.task.run, systems.test_gradients
-    trajectory = Trajectory(reference[:, :num].to(gradients), gradients)
-    recorder = Recorder(Counter(), trajectory, work_clock(run.device))
-    b = systems.right_hand_sides[:, :num].contiguous()
-    counted = CountedSystems(systems, b, recorder, settings.rtol, settings.nystrom_rank)
-    systems.operator @ b[:, :1]  # what PyTorch loads for a first product is no method's
-    outcome = solve(counted, method, run.generator("solvers", systems.task.seed_name, method))
-    run.add_matvecs(int(recorder.counter.work))
-    return outcome | trajectory.as_tensors() | {"seconds": recorder.seconds}
+    bar = task.run.progress(0, f"reference {task.label}")
+    solver = BlockConjugateGradient(rtol, callback=lambda _: bar.update())
+    exact = systems.in_double_precision() if dtype == "float64" else systems
+    solution = solver.solve(exact.damped, systems.right_hand_sides[:, :num].to(exact.operator.dtype))
+    task.run.add_matvecs(solution.num_matvecs)
+    return {"solutions": solution.x.float(), "residual": float(solution.residual.max())}
 
 
 def _rows(shared: dict[str, Any], num: int, found: dict[str, Any]) -> list[dict[str, Any]]:
@@ -302,7 +260,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
             width = 2.4 if "default" in str(method) else 1.2
             line = look | {"label": method, "marker": "", "linewidth": width}
             for ax, y in zip(axes[:2, column], ("error", "lost"), strict=True):
-                _curve(ax, own[own.method == method], ("work", y), line)
+                _curve(ax, own[own.method == method], y, line)
         axes[1, column].sharex(axes[0, column])
         axes[0, column].tick_params(labelbottom=False)
         title = f"{task}\n{num_rhs} right-hand side{'s' if num_rhs != 1 else ''}"
@@ -329,11 +287,10 @@ def _cases(ax: Axes, recipes: pd.DataFrame) -> None:
     panels.frame(ax, x=f"LiSSA's relative error, worst system, in {cases}; dashed: zero's", log="x")
 
 
-def _curve(ax: Axes, curve: pd.DataFrame, of: tuple[str, str], look: dict[str, Any]) -> None:
+def _curve(ax: Axes, curve: pd.DataFrame, y: str, look: dict[str, Any]) -> None:
     """Draw a trajectory with its end marked: a dot for an answer, a cross where it diverged."""
     if curve.empty:
         return
-    x, y = (curve[name] for name in of)
-    ax.plot(x, y, **look)
+    ax.plot(curve.work, curve[y], **look)
     diverged = str(curve.outcome.iloc[-1]).startswith("diverges")
-    ax.plot(x.iloc[-1:], y.iloc[-1:], **look | {"label": None, "marker": "x" if diverged else "o"})
+    ax.plot(curve.work.iloc[-1:], curve[y].iloc[-1:], **look | {"label": None, "marker": "x" if diverged else "o"})

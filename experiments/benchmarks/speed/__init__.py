@@ -68,14 +68,9 @@ epsilon over step.
 
 from __future__ import annotations
 
-import pandas as pd
-from matplotlib.figure import Figure
-from omegaconf import DictConfig
-
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, Target
-from experiments.benchmarks.parts import draw_parts, judge_parts
+from curvlab.lab import Target
+from experiments.benchmarks.parts import of_parts
 from experiments.benchmarks.speed import differences, models, products, steps
-from experiments.shared.gauges import load_average
 
 TARGET = Target(
     __name__,
@@ -92,24 +87,6 @@ TARGET = Target(
     },
     timings=("product*", "models", "model_repeats", "step*", "time", "memory-*", "low-memory-*"),
 )
-PARTS = {"products": products, "models": models, "steps": steps, "differences": differences}
-
-
-def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
-    """Return the tables of `parts`."""
-    tables: dict[str, pd.DataFrame] = {}
-    for name in cfg.parts:
-        tables |= PARTS[name].compute(run, cfg)
-    run.note(load_average=load_average())
-    return tables
-
-
-def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
-    """Judge the models, the steps and the finite differences, where `parts` asked for them."""
-    judging = {"models": [models], "steps": [steps], "differences": [differences]}
-    return judge_parts(judging, computed, claims)
-
-
-def draw(computed: Computed) -> dict[str, Figure]:
-    """Return a figure or more of each part, the products' as figure.png."""
-    return draw_parts({"products": products, "models": models}, computed)
+compute, judge, draw = of_parts(
+    {"products": [products], "models": [models], "steps": [steps], "differences": [differences]}
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.curvature.linearise import FD_STEP
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, unit
 from curvlab.lab import judge as verdict
 from curvlab.linalg import flatten
 from experiments.shared.stats import geometric_mean
@@ -29,51 +29,42 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     first, last = np.log10(own.smallest_step), np.log10(own.largest_step)
     grid = np.logspace(first, last, round((last - first) * own.steps_per_decade) + 1)
     steps = sorted({*(float(f"{step:.3g}") for step in grid), *FD_STEP.values()})
-    tasks = [_task_table(run, task.trained(), steps, int(own.num_vectors)) for task in Task.each(run, cfg)]
+    tasks = [_task_table(task.trained(), steps, int(own.num_vectors)) for task in Task.each(run, cfg)]
     table = pd.concat(tasks)
     return {"differences": table, "difference_summary": _summary(table)}
 
 
-def _task_table(run: Run, task: TrainedTask, steps: list[float], num_vectors: int) -> pd.DataFrame:
+def _task_table(task: TrainedTask, steps: list[float], num_vectors: int) -> pd.DataFrame:
     """Return one row for each precision, step and direction; step 0 is forward mode (fp64's is the truth)."""
-    key = task.key | {"steps": steps, "num_vectors": num_vectors}
-    errors_of = partial(_errors, run, task, steps, num_vectors)
-    found = run.unit("benchmarks/finite_differences", key, errors_of, version=1, about=f"errors of {task.label}")
-    return pd.DataFrame(
-        {
-            "task": task.label,
-            "precision": precision,
-            "step": step,
-            "direction": index,
-            "relative_error": float(error),
-            "parameter_norm": found["parameter_norm"],
-        }
-        for precision in DTYPES
-        for step, errors in zip([0.0, *steps], found[precision], strict=True)
-        if step > 0.0 or precision == "fp32"
-        for index, error in enumerate(errors)
-    )
+    found = _errors(task, steps=steps, num_vectors=num_vectors)
+    rows = []
+    for precision, (place, step) in product(DTYPES, enumerate([0.0, *steps])):
+        row = {"task": task.label, "precision": precision, "step": step}
+        errors = enumerate(found[precision][place] if step > 0.0 or precision == "fp32" else ())
+        rows += [row | {"direction": index, "relative_error": float(error)} for index, error in errors]
+    return pd.DataFrame(rows).assign(parameter_norm=found["parameter_norm"])
 
 
-def _errors(run: Run, task: TrainedTask, steps: list[float], num_vectors: int) -> dict[str, Any]:
+@unit("benchmarks/finite_differences", version=1, about="errors of {seed_name}")
+def _errors(task: TrainedTask, /, *, steps: list[float], num_vectors: int, **_: Any) -> dict[str, Any]:
     """Return ‖G v by finite differences - G v‖ / ‖G v‖ for each precision, (1 + steps, vectors)."""
 
     def operator(dtype: torch.dtype, **settings: Any) -> GaussNewtonOperator:
         return GaussNewtonOperator(copy.deepcopy(task.model).to(dtype), task.loss, task.train, **settings)
 
     # Drawn in single precision, so that both precisions multiply the same vectors and the same parameters.
-    vectors = operator(torch.float32).randn(num_vectors, run.generator("directions", task.seed_name))
+    vectors = operator(torch.float32).randn(num_vectors, task.generator("directions"))
     exact = operator(torch.float64) @ vectors.double()
 
     def errors(op: GaussNewtonOperator) -> Tensor:
-        run.add_matvecs(num_vectors)
+        task.run.add_matvecs(num_vectors)
         return torch.linalg.vector_norm((op @ vectors.to(op.dtype)).double() - exact, dim=0) / exact.norm(dim=0)
 
     norm = float(flatten(operator(torch.float64).function.parameters).norm())
     results: dict[str, Any] = {"parameter_norm": norm}
     for precision, dtype in DTYPES.items():
         rows = [errors(operator(dtype))]
-        for step in run.progress(steps, f"{task.label} {precision}"):
+        for step in task.run.progress(steps, f"{task.label} {precision}"):
             rows.append(errors(operator(dtype, jvp="finite_difference", fd_step=step)))
         results[precision] = torch.stack(rows)
     return results

@@ -19,14 +19,14 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from curvlab.curvature import GaussNewtonOperator, HessianOperator
-from curvlab.lab import Computed, Run, panels, plots
-from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, Interval, out_of_reach, t_interval
+from curvlab.lab import Computed, Run, panels, plots, unit
+from curvlab.lab.claims import Claim, ClaimResult, ClaimSheet, Interval, out_of_reach
 from curvlab.lab.claims import judge as verdict
 from curvlab.linalg import flatten
 from curvlab.problem.model_function import plain_attention
 from experiments.benchmarks.speed.networks import Case, build_case
 from experiments.shared.gauges import kernel_threads, measure_peak, measure_times, searched_once
-from experiments.shared.stats import in_columns
+from experiments.shared.stats import in_columns, mean
 
 MIB = 2**20
 SMALLEST_RISE = 50.0  # MiB: below, what Python and the system do is no longer negligible
@@ -52,11 +52,11 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:
         for name, settings in run.progress(list(own["models"].items()), "models"):
             seed = run.generator("model", name).initial_seed()
-            task = {"settings": settings, "seed": seed, "device": str(run.device)} | counts
-            compute_apart = partial(_measured_in, apart, task)
-            about = f"time and memory of {name}"
-            measured = run.unit("benchmarks/models/cost", task, compute_apart, version=2, about=about)
-            errors = _rounding(run, name, settings, own)
+            measured = _cost(run, apart, settings=settings, seed=seed, device=str(run.device), **counts)
+            less = settings | {"batch_size": own["num_rounding_examples"]}
+            vectors = {"num_vectors": own["num_rounding_vectors"]}
+            found = _rounding(run, model=name, settings=less, **vectors, device=run.device.type)["rows"]
+            errors = pd.DataFrame([{"model": name} | row for row in found]).reindex(columns=ROUNDING)
             repeats.append(repeats_of(name, measured))
             rows.append(_summary(name, measured, repeats[-1], errors))
             rounding.append(errors)
@@ -65,7 +65,8 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
 
 
 # ------------------------------------------------------------------------------------ memory and time
-def _measured_in(apart: ProcessPoolExecutor, task: dict[str, Any]) -> dict[str, Any]:
+@unit("benchmarks/models/cost", version=2, about="time and memory of {settings[model][_target_]}")
+def _cost(run: Run, apart: ProcessPoolExecutor, /, **task: Any) -> dict[str, Any]:
     return apart.submit(measure, task).result()
 
 
@@ -136,23 +137,17 @@ def repeats_of(name: str, measured: dict[str, Any]) -> pd.DataFrame:
     held, vector = measured["held"] / MIB, measured["vector"] / MIB
     gradient, plain = held + rises[GRADIENT], held + rises[PLAIN_GRADIENT][0]
     product, low_memory = (held + vector + rises[method] for method in (PRODUCT, LOW_MEMORY))
-    return pd.DataFrame(
-        {
-            "model": name,
-            "repeat": range(len(gradient)),
-            "gradient_mib": gradient,
-            "plain_gradient_mib": plain,
-            "product_mib": product,
-            "low_memory_mib": low_memory,
-            "gradient_rise_mib": rises[GRADIENT],
-            "product_rise_mib": rises[PRODUCT],
-            "memory_ratio": product / gradient,
-            "low_memory_ratio": low_memory / gradient,
-            "plain_ratio": product / plain,
-            "differences_ratio": (held + vector + rises[DIFFERENCES][0]) / gradient,
-            "rise_ratio": pd.Series(rises[PRODUCT]) / pd.Series(rises[GRADIENT]),
-        }
-    )
+    found = {"gradient_mib": gradient, "plain_gradient_mib": plain, "product_mib": product}
+    found |= {
+        "low_memory_mib": low_memory,
+        "gradient_rise_mib": rises[GRADIENT],
+        "product_rise_mib": rises[PRODUCT],
+    }
+    found |= {"memory_ratio": product / gradient, "low_memory_ratio": low_memory / gradient}
+    found |= {"plain_ratio": product / plain}
+    found |= {"differences_ratio": (held + vector + rises[DIFFERENCES][0]) / gradient}
+    found |= {"rise_ratio": pd.Series(rises[PRODUCT]) / pd.Series(rises[GRADIENT])}
+    return pd.DataFrame({"model": name, "repeat": range(len(gradient))} | found)
 
 
 def _summary(name: str, measured: dict[str, Any], repeats: pd.DataFrame, errors: pd.DataFrame) -> dict[str, Any]:
@@ -164,24 +159,17 @@ def _summary(name: str, measured: dict[str, Any], repeats: pd.DataFrame, errors:
     row |= {str(column): float(value) for column, value in repeats.iloc[:, 2:].median().items()}
     row |= {f"{method.split()[0]}_ms": 1e3 * float(np.median(own)) for method, own in seconds.items()}
     row["rounds"] = len(floor)
-    for method, column in ((PRODUCT, "time_to_floor"), (LOW_MEMORY, "low_memory_time_to_floor")):
+    for method, column in {PRODUCT: "time_to_floor", LOW_MEMORY: "low_memory_time_to_floor"}.items():
         row |= in_columns(column, seconds[method] / floor, unit="rounds")
     one_batch = errors[(errors.matrix == "Gauss-Newton") & (errors.batches == 1)].set_index("precision")
     return row | {f"error_{name}": float(own) for name, own in one_batch.error.items()}
 
 
 # ------------------------------------------------------------------------------------ rounding
-def _rounding(run: Run, name: str, settings: dict[str, Any], own: dict[str, Any]) -> pd.DataFrame:
-    settings = settings | {"batch_size": own["num_rounding_examples"]}
-    count = own["num_rounding_vectors"]
-    key = {"settings": settings, "num_vectors": count, "device": run.device.type, "model": name}
-
-    def rows() -> dict[str, Any]:
-        generator = run.generator("rounding", name)
-        return {"rows": rounding_errors(settings, num_vectors=count, generator=generator, device=run.device)}
-
-    found = run.unit("benchmarks/models/rounding", key, rows, version=1, about=f"rounding of {name}")
-    return pd.DataFrame([{"model": name} | row for row in found["rows"]]).reindex(columns=ROUNDING)
+@unit("benchmarks/models/rounding", version=1, about="rounding of {model}")
+def _rounding(run: Run, /, *, model: str, settings: dict[str, Any], num_vectors: int, **_: Any) -> dict[str, Any]:
+    generator = run.generator("rounding", model)
+    return {"rows": rounding_errors(settings, num_vectors=num_vectors, generator=generator, device=run.device)}
 
 
 ROUNDING = ["model", "matrix", "precision", "batches", "status", "error", "error_converted"]
@@ -253,11 +241,10 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             f"{held} in two passes {row.low_memory_mib:.3g}.",
         )
         for claim, ratios, reason in zip(asked, (own.memory_ratio, own.low_memory_ratio), reasons, strict=True):
-            interval = t_interval(ratios, unit="repeats")
-            results.append(verdict(claim, float(ratios.mean()), interval, if_not_reproduced=reason))
+            results.append(verdict(claim, *mean(ratios, unit="repeats"), if_not_reproduced=reason))
     table = computed["models"]
-    results.append(_slowest(claims.claim("time"), table, "time_to_floor"))
-    return [*results, _slowest(claims.claim("low-memory-time"), table, "low_memory_time_to_floor")]
+    columns = {"time": "time_to_floor", "low-memory-time": "low_memory_time_to_floor"}
+    return [*results, *(_slowest(claims.claim(name), table, column) for name, column in columns.items())]
 
 
 def _slowest(claim: Claim, table: pd.DataFrame, column: str) -> ClaimResult:
@@ -286,15 +273,9 @@ def draw(computed: Computed) -> dict[str, Figure]:
     ratios = {"memory_ratio": "product", "low_memory_ratio": "product, low_memory"}
     panels.bars(memory, shown, name="model", value=ratios, styles=styles)
     panels.rule(memory, x=AIM, color="black")
+    note = f"a gradient's is < {SMALLEST_RISE:g} MiB"
     for place in np.flatnonzero(~kept):
-        memory.text(
-            0.02,
-            place,
-            f"a gradient's is < {SMALLEST_RISE:g} MiB",
-            transform=memory.get_yaxis_transform(),
-            fontsize=7.5,
-            va="center",
-        )
+        memory.text(0.02, place, note, transform=memory.get_yaxis_transform(), fontsize=7.5, va="center")
     panels.frame(memory, x="peak memory / a gradient step's")
     note = "product: with the Gauss-Newton matrix; bars: 95 % t over repeats"
     panels.legend(figure, title=f"{note}\ndashed: what we aim at, {TIME_AIM:g} in time and {AIM:g} in memory")

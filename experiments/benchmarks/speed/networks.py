@@ -67,14 +67,13 @@ def build_case(settings: Mapping[str, Any], generator: torch.Generator, device: 
     with seeded_by(generator):
         model = instantiate(dict(settings["model"]), _convert_="all").eval()
     size, shape, num_outputs = settings["batch_size"], tuple(settings["shape"]), settings["num_outputs"]
-    if settings["inputs"] in ("images", "tokens"):
-        is_text = settings["inputs"] == "tokens"
-        if is_text:
-            given = torch.randint(num_outputs, (size, *shape), generator=generator)
-        else:
-            given = torch.randn(size, *shape, generator=generator)
-        targets = torch.randint(num_outputs, (size, *(shape if is_text else ())), generator=generator)
-        return Case(model.to(device), given.to(device), targets.to(device), generator)
+    if settings["inputs"] == "images":
+        images = torch.randn(size, *shape, generator=generator).to(device)
+        targets = torch.randint(num_outputs, (size,), generator=generator)
+        return Case(model.to(device), images, targets.to(device), generator)
+    if settings["inputs"] == "tokens":
+        tokens, targets = (torch.randint(num_outputs, (size, *shape), generator=generator) for _ in range(2))
+        return Case(model.to(device), tokens.to(device), targets.to(device), generator)
     ids = torch.randint(2, settings.get("vocabulary", num_outputs), (size, shape[0]), generator=generator)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if settings["inputs"] == "sentences":

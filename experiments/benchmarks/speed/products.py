@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from curvlab.curvature import GaussNewtonOperator
 from curvlab.curvature.linearise import ColumnSums, RecordedForward, push_forward
-from curvlab.lab import Computed, Run, panels, plots
+from curvlab.lab import Computed, Run, panels, plots, unit
 from curvlab.lab.runs.record import device_name, read_record
 from experiments.benchmarks.speed.networks import Case, build_case
 from experiments.shared.gauges import Compute, kernel_threads, measure_peak, measure_times, searched_once
@@ -40,49 +40,48 @@ class NotInstalledError(Exception):
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return one row for each model, number of vectors and method, in milliseconds a vector; parts; and ways."""
-    rows: list[dict[str, Any]] = []
-    for name in run.progress(list(cfg.products.models), "products"):
-        rows += _model_rows(run, str(name), cfg)
-    parts = [row for name in cfg.products.profiles for row in _part_rows(run, str(name), cfg)]
-    ways = [row for name in cfg.products.ways for row in _way_rows(run, str(name), cfg)]
+    own: dict[str, Any] = OmegaConf.to_container(cfg.products, resolve=True)  # type: ignore[assignment]
+    own["shared"] = {"num_threads": cfg.num_threads, "device": run.device.type}
+    names = run.progress(list(own["models"]), "products")
+    rows = [row for name in names for row in _model_rows(run, name, own)]
+    parts = [row for name in own["profiles"] for row in _part_rows(run, name, own)]
+    ways = [row for name in own["ways"] for row in _way_rows(run, name, own)]
     tables = {"products": rows, "product_parts": parts, "product_ways": ways}
     return {name: pd.DataFrame(own) for name, own in tables.items() if own}
 
 
-def _model_rows(run: Run, name: str, cfg: DictConfig) -> list[dict[str, Any]]:
-    own: dict[str, Any] = OmegaConf.to_container(cfg.products, resolve=True)  # type: ignore[assignment]
+def _model_rows(run: Run, name: str, own: dict[str, Any]) -> list[dict[str, Any]]:
     settings, methods = own["models"][name], own["methods"]
-    key = {"model_config": settings, "num_rounds": own["num_rounds"], "num_threads": cfg.num_threads}
-    key |= {"device": run.device.type, "methods": methods}
+    key = own["shared"] | {"model_config": settings, "num_rounds": own["num_rounds"], "methods": methods}
     rows: list[dict[str, Any]] = []
     for count in own["num_vectors"]:
-        measure = partial(_measured, run, name, settings, key, count)
-        about = f"products of {name} with {count} vectors"
-        measured = run.unit("benchmarks/curvature", key | {"num_vectors": count}, measure, version=1, about=about)
-        rows += _rows(name, count, settings, measured, methods)
+        rows += _rows(name, count, settings, _measured(run, name, **key, num_vectors=count), methods)
     return rows
 
 
-def _measured(run: Run, name: str, settings: dict[str, Any], key: dict[str, Any], count: int) -> dict[str, Any]:
+@unit("benchmarks/curvature", version=1, about="{num_vectors} products of {model_config[model][_target_]}")
+def _measured(
+    run: Run, name: str, /, *, model_config: Any, methods: list[str], num_vectors: int, **asked: Any
+) -> dict[str, Any]:
     """Return seconds of each round and the peak memory by method; else a status."""
-    case = build_case(settings, run.generator("model", name), run.device)
-    methods: dict[str, Compute] = {}
+    case = build_case(model_config, run.generator("model", name), run.device)
+    works: dict[str, Compute] = {}
     status: dict[str, str] = {}
-    with kernel_threads(key["num_threads"]):
-        for method in (FORWARD, GRADIENT, *key["methods"]):
+    with kernel_threads(asked["num_threads"]):
+        for method in (FORWARD, GRADIENT, *methods):
             try:
-                methods[method] = product_of(method, case, count)
-                methods[method]()  # warm up; what fails, fails here
+                works[method] = product_of(method, case, num_vectors)
+                works[method]()  # warm up; what fails, fails here
             except NotInstalledError:
                 status[method] = "not installed"
             except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
                 if method in MUST_WORK:
                     raise
-                methods.pop(method, None)
+                works.pop(method, None)
                 status[method] = f"failed: {str(error).splitlines()[0][:120]}"
-        times = measure_times(methods, num_rounds=key["num_rounds"], device=run.device)
+        times = measure_times(works, num_rounds=asked["num_rounds"], device=run.device)
         with searched_once():
-            peaks = {method: measure_peak(compute, run.device) for method, compute in methods.items()}
+            peaks = {method: measure_peak(compute, run.device) for method, compute in works.items()}
     found = {"times": times, "peaks": peaks, "status": status, "num_parameters": case.num_parameters}
     return found | {"device": device_name(run.device)}
 
@@ -167,39 +166,39 @@ def _pyhessian(model: nn.Module, loss: nn.Module, case: Case, count: int) -> Com
 
 
 # ------------------------------------------------------------------------------------ parts of ours
-def _part_rows(run: Run, name: str, cfg: DictConfig) -> list[dict[str, Any]]:
+def _part_rows(run: Run, name: str, own: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a row for each part: milliseconds for each vector, over the floor, and the share of convolutions.
 
     A product takes its vectors in turns, `forward with one tangent` and `backward` for each: the forward's own
     outputs are computed again with each tangent. With `columns='vmap'` one recorded forward serves all, tangents
     go through it several at once, and only the backward is for each vector alone.
     """
-    settings, count = OmegaConf.to_container(cfg.products.models[name], resolve=True), cfg.products.profile_vectors
-    key = {"model_config": settings, "num_threads": cfg.num_threads, "num_vectors": count}
-    key |= {"num_rounds": cfg.products.profile_rounds, "device": run.device.type}
-
-    def measure() -> dict[str, Any]:
-        case = build_case(settings, run.generator("model", name), run.device)  # type: ignore[arg-type]
-        with kernel_threads(cfg.num_threads):
-            parts = part_computations(case, int(count))
-            for compute in parts.values():
-                compute()  # warm up
-            times = measure_times(parts, num_rounds=cfg.products.profile_rounds, device=run.device)
-            shares = {part: _share_of_convolutions(parts[part]) for part in (FORWARD, GRADIENT, DUAL, BACKWARD)}
-            peaks = {part: measure_peak(parts[part], run.device) for part in (LOOP, VMAP)}
-        return {"times": times, "convolutions": shares, "peaks": peaks}
-
-    about = f"parts of products of {name}"
-    found = run.unit("benchmarks/curvature/parts", key, measure, version=1, about=about)
+    count, key = own["profile_vectors"], own["shared"] | {"num_rounds": own["profile_rounds"]}
+    found = _parts(run, name, model_config=own["models"][name], num_vectors=count, **key)
     each = {part: float(np.median(times)) for part, times in found["times"].items()}
     rows = []
     for part, seconds in each.items():
-        own = seconds / (count if part in (LOOP, VMAP, TANGENTS) else 1)
-        row = {"model": name, "num_vectors": count, "part": part, "milliseconds": 1e3 * own}
-        row |= {"to_base": own / (each[FORWARD] + each[GRADIENT]), "base": FLOOR}
+        alone = seconds / (count if part in (LOOP, VMAP, TANGENTS) else 1)
+        row = {"model": name, "num_vectors": count, "part": part, "milliseconds": 1e3 * alone}
+        row |= {"to_base": alone / (each[FORWARD] + each[GRADIENT]), "base": FLOOR}
         row |= {"convolutions": found["convolutions"].get(part, np.nan)}
         rows.append(row | {"peak_mib": found["peaks"].get(part, np.nan)})
     return rows
+
+
+@unit("benchmarks/curvature/parts", version=1, about="parts of products of {model_config[model][_target_]}")
+def _parts(
+    run: Run, name: str, /, *, model_config: Any, num_threads: int, num_vectors: int, num_rounds: int, **_: Any
+) -> dict[str, Any]:
+    case = build_case(model_config, run.generator("model", name), run.device)
+    with kernel_threads(num_threads):
+        parts = part_computations(case, num_vectors)
+        for compute in parts.values():
+            compute()  # warm up
+        times = measure_times(parts, num_rounds=num_rounds, device=run.device)
+        shares = {part: _share_of_convolutions(parts[part]) for part in (FORWARD, GRADIENT, DUAL, BACKWARD)}
+        peaks = {part: measure_peak(parts[part], run.device) for part in (LOOP, VMAP)}
+    return {"times": times, "convolutions": shares, "peaks": peaks}
 
 
 def part_computations(case: Case, count: int) -> dict[str, Callable[[], Any]]:
@@ -238,21 +237,10 @@ def _share_of_convolutions(compute: Compute) -> float:
 
 
 # ------------------------------------------------------------------------------------ ways of ours
-def _way_rows(run: Run, name: str, cfg: DictConfig) -> list[dict[str, Any]]:
+def _way_rows(run: Run, name: str, own: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a row for each way: milliseconds, of a product with one vector over the default's in its round."""
-    settings: dict[str, Any] = OmegaConf.to_container(cfg.products.models[name], resolve=True)  # type: ignore[assignment]
-    key = {"model_config": settings, "num_threads": cfg.num_threads, "num_rounds": cfg.products.way_rounds}
-
-    def measure() -> dict[str, Any]:
-        ways = ways_of(build_case(settings, run.generator("model", name), run.device))
-        with kernel_threads(cfg.num_threads):
-            for compute in ways.values():
-                compute()  # warm up
-            times = measure_times(ways, num_rounds=cfg.products.way_rounds, device=run.device)
-        return {"times": times, "device": device_name(run.device)}
-
-    key |= {"device": run.device.type}
-    found = run.unit("benchmarks/curvature/ways", key, measure, version=1, about=f"ways of products of {name}")
+    settings = own["models"][name]
+    found = _ways(run, name, model_config=settings, num_rounds=own["way_rounds"], **own["shared"])
     rows = []
     for way, times in found["times"].items():
         ratios = np.asarray(times) / np.asarray(found["times"][GRADIENT if way.startswith(GRADIENT) else DEFAULT])
@@ -260,6 +248,18 @@ def _way_rows(run: Run, name: str, cfg: DictConfig) -> list[dict[str, Any]]:
         row |= {"milliseconds": 1e3 * float(np.median(times))} | in_columns("to_default", ratios, unit="rounds")
         rows.append(row | {"device": found["device"]})
     return rows
+
+
+@unit("benchmarks/curvature/ways", version=1, about="ways of products of {model_config[model][_target_]}")
+def _ways(
+    run: Run, name: str, /, *, model_config: Any, num_threads: int, num_rounds: int, **_: Any
+) -> dict[str, Any]:
+    ways = ways_of(build_case(model_config, run.generator("model", name), run.device))
+    with kernel_threads(num_threads):
+        for compute in ways.values():
+            compute()  # warm up
+        times = measure_times(ways, num_rounds=num_rounds, device=run.device)
+    return {"times": times, "device": device_name(run.device)}
 
 
 def ways_of(case: Case) -> dict[str, Compute]:

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Run, unit
 from curvlab.lab import judge as verdict
 from curvlab.optim import NGD
 from curvlab.optim.ngd import fitting_rank
@@ -27,19 +27,10 @@ OPTIMIZERS = ("sgd", "adam", "adam-fused", "products", "floor", "ngd")
 _WARM_UP = 12  # calls: the ten first updates, and on to a multiple of 4
 
 PARTS = ("products", "double products", "eigendecompositions", "element by element", "views")
+RATIOS = {"to_adam": "milliseconds", "arithmetic_to_adam": "arithmetic"}
 _PRODUCTS = {"bmm", "baddbmm", "mm", "addmm"}
-_VIEWS = {
-    "view",
-    "transpose",
-    "slice",
-    "unsqueeze",
-    "expand",
-    "select",
-    "split",
-    "unbind",
-    "as_strided",
-    "permute",
-}
+_VIEWS = {"view", "transpose", "permute", "unsqueeze", "expand"}  # in another shape
+_VIEWS |= {"slice", "select", "split", "unbind", "as_strided"}  # of a part
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
@@ -71,9 +62,7 @@ def _model_table(run: Run, name: str, own: dict[str, Any]) -> pd.DataFrame:
     key["device"] = run.device.type
     rows: list[dict[str, Any]] = []
     for repeat in run.progress(range(own["num_repeats"]), name):
-        measure = partial(_timed, run, name, repeat, **key)
-        about = f"steps of {name}, repeat {repeat}"
-        times = run.unit("benchmarks/ngd_step", key | {"repeat": repeat}, measure, version=2, about=about)
+        times = _timed(run, name, **key, repeat=repeat)
         adam = np.asarray(times["adam"]).mean(1)
         for optimizer in OPTIMIZERS:
             periods = 1e3 * np.asarray(times[optimizer])  # (periods, steps), milliseconds
@@ -86,7 +75,8 @@ def _model_table(run: Run, name: str, own: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _timed(run: Run, name: str, repeat: int, **own: Any) -> dict[str, Any]:
+@unit("benchmarks/ngd_step", version=2, about="steps of {model[_target_]}, repeat {repeat}")
+def _timed(run: Run, name: str, /, *, repeat: int, **own: Any) -> dict[str, Any]:
     """Return seconds of each step, (periods, update_period), by optimizer."""
     ngd, period = own["ngd"], int(own["ngd"]["update_period"])
     products = partial(_Products, rank=ngd["rank"], update_period=period)
@@ -133,9 +123,9 @@ class _Products:
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
-        *,
         rank: int | None,
         update_period: int,
+        *,
         decompositions: bool = False,
     ) -> None:
         tensors = list(parameters)
@@ -237,22 +227,23 @@ def _part_rows(run: Run, name: str, own: dict[str, Any]) -> list[dict[str, Any]]
     the parameters' own products count as double.
     """
     key = {"model": own["models"][name], "ngd": own["ngd"], "num_repeats": own["parts"]["num_repeats"]}
-    measure = partial(_parts, run, name, **key)
-    found = run.unit("benchmarks/ngd_step_parts", key, measure, version=1, about=f"parts of a step of {name}")
+    found = _parts(run, name, **key)
     parts = found["parts"] | {whole: {"milliseconds": found[whole]} for whole in ("ngd", "adam")}
     least = sum(parts[part]["milliseconds"] for part in PARTS[:3]) + sum(parts[p]["calling"] for p in PARTS[3:])
     parts["least"] = {"milliseconds": least}
     columns = ("calls", "milliseconds", "calling", "arithmetic")
-    return [
-        {"model": name, "part": part}
-        | {column: parts[part].get(column, np.nan) for column in columns}
-        | {"to_adam": parts[part]["milliseconds"] / found["adam"]}
-        | {"arithmetic_to_adam": parts[part].get("arithmetic", np.nan) / found["adam"]}
-        for part in (*PARTS, "all calls", "least", "ngd", "adam")
-    ]
+    rows = []
+    for part in (*PARTS, "all calls", "least", "ngd", "adam"):
+        row = {"model": name, "part": part} | {column: parts[part].get(column, np.nan) for column in columns}
+        to_adam = {to: row[of] / found["adam"] for to, of in RATIOS.items()}
+        rows.append(row | to_adam)
+    return rows
 
 
-def _parts(run: Run, name: str, *, model: dict[str, Any], ngd: dict[str, Any], num_repeats: int) -> dict[str, Any]:
+@unit("benchmarks/ngd_step_parts", version=1, about="parts of a step of {model[_target_]}")
+def _parts(
+    run: Run, name: str, /, *, model: dict[str, Any], ngd: dict[str, Any], num_repeats: int
+) -> dict[str, Any]:
     period = int(ngd["update_period"])
     with kernel_threads(1):
         network = _with_gradients(model, run.generator("gradients", name, "parts"), torch.device("cpu"))
@@ -282,14 +273,10 @@ def _parts(run: Run, name: str, *, model: dict[str, Any], ngd: dict[str, Any], n
     call = float(np.median(bare))
     rows = []
     for weight, times, calls in zip((1 / period, (period - 1) / period), alone, sequences, strict=False):
-        for seconds, made in zip(np.median(times, axis=0), calls, strict=True):
-            costs = {
-                "milliseconds": seconds,
-                "calling": min(call, seconds),
-                "arithmetic": max(seconds - call, 0.0),
-            }
-            row = {"part": part_of(made), "calls": weight}
-            rows.append(row | {cost: 1e3 * weight * value for cost, value in costs.items()})
+        for seconds, made in zip(1e3 * weight * np.median(times, axis=0), calls, strict=True):
+            calling = min(1e3 * weight * call, seconds)
+            row = {"part": part_of(made), "calls": weight, "milliseconds": seconds, "calling": calling}
+            rows.append(row | {"arithmetic": seconds - calling})
     summed = pd.DataFrame(rows).groupby("part").sum().reindex(PARTS, fill_value=0.0)
     summed.loc["all calls"] = summed.sum()
     wholes = {label: 1e3 * float(np.median(taken)) for label, taken in steps.items()}

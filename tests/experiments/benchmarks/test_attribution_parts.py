@@ -59,7 +59,8 @@ def network(stub_run) -> SimpleNamespace:
     return SimpleNamespace(
         run=stub_run,
         settings=OmegaConf.create(settings),
-        key={},
+        key={"seed_name": "test"},
+        generator=stub_run.generator,
         label="net",
         loss=nn.CrossEntropyLoss(),
         num_train=NUM_TRAIN,
@@ -68,10 +69,10 @@ def network(stub_run) -> SimpleNamespace:
     )
 
 
-def trained(weight_decay: float) -> SimpleNamespace:
+def trained(network: SimpleNamespace, weight_decay: float) -> SimpleNamespace:
     model = nn.Linear(INPUTS, CLASSES, bias=False).double().eval()
     length = SimpleNamespace(weight_decay=weight_decay, damping=DAMPING)
-    return SimpleNamespace(model=model, length=length)
+    return SimpleNamespace(**vars(network), model=model, length=length)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -106,8 +107,8 @@ def minimiser(network: SimpleNamespace, base: np.ndarray, changes: np.ndarray, s
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.02])
 def test_pbrf_scores_are_those_of_an_oracle(network: SimpleNamespace, weight_decay: float) -> None:
-    base = trained(weight_decay)
-    found = ProximalBregmanResponses(network, base, DAMPING).scores()  # type: ignore[arg-type]
+    base = trained(network, weight_decay)
+    found = ProximalBregmanResponses(base, DAMPING).scores()  # type: ignore[arg-type]
     assert found["scores"].shape == (NUM_TEST, NUM_TRAIN)
     assert found["gradient_norm_90"] < 1e-6
     weights = base.model.weight.detach().numpy()
@@ -120,16 +121,16 @@ def test_pbrf_scores_are_those_of_an_oracle(network: SimpleNamespace, weight_dec
 
 
 def test_pbrf_of_subsets_weighs_them_as_retraining_does(network: SimpleNamespace) -> None:
-    base = trained(0.0)
+    base = trained(network, 0.0)
     subsets = torch.rand(2, NUM_TRAIN).argsort(1) < NUM_TRAIN // 2
-    found = ProximalBregmanResponses(network, base, DAMPING).of_subsets(subsets)  # type: ignore[arg-type]
+    found = ProximalBregmanResponses(base, DAMPING).of_subsets(subsets)  # type: ignore[arg-type]
     weights = base.model.weight.detach().numpy()
     before = losses_of_queries(weights, network)
     for predicted, row in zip(found["predicted"], subset_weights(subsets), strict=True):
         after = losses_of_queries(minimiser(network, weights, row.numpy() - 1, DAMPING), network)
         np.testing.assert_allclose(predicted, after - before, rtol=1e-4, atol=1e-7)
     with pytest.raises(ValueError, match="leave out more than 32"):
-        ProximalBregmanResponses(network, base, DAMPING).of_subsets(~subsets[:, :40])  # type: ignore[arg-type]
+        ProximalBregmanResponses(base, DAMPING).of_subsets(~subsets[:, :40])  # type: ignore[arg-type]
 
 
 def test_a_copy_without_a_minimum_stays_where_its_gradient_was_smallest() -> None:
@@ -163,14 +164,14 @@ def test_rises_without_top_ranked_and_random_examples(network: SimpleNamespace) 
     ranked = [
         {"scores": s, "method": n, "damping": None, "key": {}} for s, n in ((best, "best"), (worst, "worst"))
     ]
-    rises = removal.rises_when_ranked(network, {}, ranked)  # type: ignore[arg-type]
+    rises = removal.rises_when_ranked(network, ranked)  # type: ignore[arg-type]
     assert {fraction: tuple(each.shape) for fraction, each in rises.items()} == {0.05: (2, 2), 0.1: (2, 2)}
     for query in range(2):
         order = effects[:, query].argsort()
         for row, kept in ((0, order[4:]), (1, order[:-4])):
             expected = NUM_TRAIN / 76 * effects[kept, query].sum() - effects[:, query].sum()
             torch.testing.assert_close(rises[0.05][row, query], expected)
-    at_random = removal.rises_at_random(network, {})  # type: ignore[arg-type]
+    at_random = removal.rises_at_random(network)  # type: ignore[arg-type]
     assert at_random[0.1].shape == (5, 2)
     assert (rises[0.1][0] > at_random[0.1]).all()
     assert (rises[0.1][1] < at_random[0.1]).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,7 +35,14 @@ from experiments.benchmarks.attribution.methods import (
 )
 from experiments.benchmarks.attribution.ranks import OTHER, SAME, correlations
 from experiments.benchmarks.attribution.removal import RANDOM
-from experiments.benchmarks.attribution.retraining import HALVES, LEFT_OUT, Network, floor_seconds, ratios, summary
+from experiments.benchmarks.attribution.retraining import (
+    HALVES,
+    LEFT_OUT,
+    Retrained,
+    floor_seconds,
+    ratios,
+    summary,
+)
 from experiments.benchmarks.attribution.which_score import RESPONSES
 
 RANKING = {DOT, COSINE, INFLUENCE, RUN_DAMPING, FILTER, EKFAC, SEGMENTS, UNROLLED, UNROLLED_ORDERS}
@@ -123,15 +131,16 @@ def test_an_average_over_orders_takes_none_that_is_judged(monkeypatch: pytest.Mo
 
     def trained(order: int) -> SimpleNamespace:
         averaged.append(order)
-        return SimpleNamespace(model=None, run=SimpleNamespace(rule=None), length=None)
+        return SimpleNamespace(**shared, arguments=(), training=SimpleNamespace(rule=None), length=None)
 
     scores = SimpleNamespace(scores=torch.zeros(1, 1))
     monkeypatch.setattr(methods_module, "unrolled_response", lambda *_, run: scores)
     settings = {"dampings": [], "ekfac_dampings": [], "num_orders": 3, "rtol": 0.1, "segments": {}, "peers": {}}
     settings |= {"responses": {}, "pbrf_at_paper_damping": False, "ekfac_max_size": None}
-    none = dict.fromkeys(("loss", "train", "test"))
-    network = SimpleNamespace(settings=OmegaConf.create(settings), trained=trained, **none)
-    every = methods_module.methods(network, trained(0), torch.ones(1, 1))
+    settings |= {"num_queries": 1, "num_subsets": 1, "peers_python": None, "time_limit": 1, "memory_limit": 1}
+    none = dict.fromkeys(("run", "model", "loss", "train", "test"))
+    shared = none | {"settings": OmegaConf.create(settings), "trained": trained, "key": {}}
+    every = methods_module.methods(trained(0), torch.ones(1, 1))  # type: ignore[arg-type]
     averaged.clear()
     next(method for method in every if method.name == UNROLLED_ORDERS).compute()
     assert len(averaged) == 3
@@ -170,6 +179,12 @@ def test_both_ways_end_at_the_same_parameters(run_smoke) -> None:
     assert len(verdicts) == 5  # that, and two comparisons in two precisions
 
 
+def retrained(task: str, dtype: str, data: tuple, initial: nn.Module, batches: list, hyper: dict) -> Retrained:
+    settings = OmegaConf.create({"training": hyper})
+    splits: Any = SimpleNamespace(task=task, train=data[0])
+    return Retrained(None, "net", settings, splits, {}, dtype, data, initial, batches)  # type: ignore[arg-type]
+
+
 def test_one_by_one_leaves_out_what_has_no_weight() -> None:
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(12, 3, generator=generator, dtype=torch.float64)
@@ -177,7 +192,7 @@ def test_one_by_one_leaves_out_what_has_no_weight() -> None:
     initial = nn.Linear(3, 2).double()
     batches = shuffled_batches(12, batch_size=4, num_epochs=2, generator=generator)
     hyper = {"lr": 0.3, "momentum": 0.5}
-    network = Network("net", "float64", nn.CrossEntropyLoss(), (inputs, targets), initial, batches, hyper, {})
+    network = retrained("classification", "float64", (inputs, targets), initial, batches, hyper)
     assert (network.num_train, network.num_parameters) == (12, 8)
     weights = torch.ones(2, 12)
     weights[1, 5] = 0.0
@@ -201,7 +216,7 @@ def test_floor_is_of_one_copys_share() -> None:
         (torch.zeros(4, 3), torch.zeros(4, 1)),
         nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1)),
     )
-    network = Network("net", "float32", nn.MSELoss(), data, model, [torch.arange(4)], {"lr": 0.1}, {})
+    network = retrained("regression", "float32", data, model, [torch.arange(4)], {"lr": 0.1})
     found = floor_seconds(network, 2, clock=lambda: float(next(ticks)), num_steps=5)
     assert found == dict.fromkeys(("products", "batched_products", "update"), pytest.approx(0.1))
 

@@ -122,7 +122,7 @@ def test_the_length_of_adam_is_that_of_a_loop() -> None:
         assert trained.length.learning_rates == pytest.approx(rates, rel=1e-2)
         assert trained.length.time == pytest.approx(sum(rates), rel=1e-3)  # no momentum beside Adam's own
         torch.testing.assert_close(trained.model.state_dict(), model.state_dict(), rtol=1e-2, atol=1e-3)
-        assert methods.SEGMENTS in [m.name for m in methods.own_scores(place, trained)]
+        assert methods.SEGMENTS in [m.name for m in methods.own_scores(trained)]
 
 
 def test_trak_of_other_networks_is_of_none_that_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_trak_of_other_networks_is_of_none_that_is_scored(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(methods, "measure", measure)
     with task_of("smoke") as (_, task):
-        found = {m.name: m for m in methods.peers(task, task.trained(0))}
+        found = {m.name: m for m in methods.peers(task.trained(0))}
         result = found["TRAK, 10 other networks"].compute()
         others = [task.at(seed).trained(seed) for seed in range(2, 12)]  # 0 and 1 are scored
         for parameters, other in zip(seen[-1][0]["ensemble"], others, strict=True):
@@ -151,7 +151,7 @@ def test_scores_without_gradients_and_of_few_directions() -> None:
     """Against loops by hand, and a dense eigendecomposition."""
     with task_of("smoke") as (_, task):
         place, trained = task.at(0), task.at(0).trained(0)
-        asked = [m for m in more_scores(place, trained) if m.name != "Bayesian influence"]
+        asked = [m for m in more_scores(trained) if m.name != "Bayesian influence"]
         found = {m.name: m.compute()["scores"] for m in asked}
         (x, y), (queries, targets) = place.train, place.test
         first, second = trained.model, [m for m in trained.model.modules() if isinstance(m, nn.Linear)]
@@ -171,7 +171,7 @@ def test_scores_without_gradients_and_of_few_directions() -> None:
         values, vectors = values[-50:], vectors[:, -50:]
         both = (place.test, place.train)
         test, points = (per_example_gradients(trained.model, place.loss, data) @ vectors for data in both)
-        expected = -(test / (values + trained.run.length().damping)) @ points.T
+        expected = -(test / (values + trained.training.length().damping)) @ points.T
         gap = float((found["influence, 50 leading directions"] - expected).norm() / expected.norm())
         assert gap < 0.02
 
@@ -189,7 +189,7 @@ def test_texts_get_bm25_in_place_of_labels() -> None:
                 expected[q, d] += rarity * 2.2 * document.count(token) / (document.count(token) + 1.2)
     torch.testing.assert_close(bm25(test, train), expected)
     text = SimpleNamespace(train=(train, train), test=(test, test), settings={"chains": None})
-    rows = {m.name: m for m in more_scores(text, None)}  # type: ignore[arg-type]  # what the names need
+    rows = {m.name: m for m in more_scores(text)}  # type: ignore[arg-type]  # what the names need
     assert list(rows) == ["BM25", "loss of the example", "influence, 50 leading directions"]
     torch.testing.assert_close(rows["BM25"].compute()["scores"], -expected)
 
@@ -228,8 +228,8 @@ def test_networks_on_subsets_alone_are_those_of_a_loop() -> None:
 
 
 def test_a_bank_has_starts_and_orders_of_its_own() -> None:
-    with task_of("smoke") as (run, task):
-        bank, again = (bank_of(run, task) for _ in range(2))
+    with task_of("smoke") as (_, task):
+        bank, again = (bank_of(task) for _ in range(2))
         assert largest_difference(bank, again) == 0
         assert bank.single_run.shape == (2, 12, 5)
         assert bank.standard.shape == (2, 12, 5)

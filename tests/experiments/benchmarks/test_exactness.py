@@ -304,17 +304,16 @@ def test_traks_output_of_a_language_model(monkeypatch: pytest.MonkeyPatch) -> No
 def test_our_ekfac_factors_the_last_layer_of_a_convnet_where_it_may() -> None:
     torch.manual_seed(0)
     model, inputs, targets = convnet()
-    network: Any = SimpleNamespace(
-        run=SimpleNamespace(generator=lambda *_: torch.Generator().manual_seed(0)),
-        settings=OmegaConf.create({"seed_name": "test"}),
+    trained: Any = SimpleNamespace(
+        model=model,
+        generator=lambda *_: torch.Generator().manual_seed(0),
         loss=nn.CrossEntropyLoss(),
         train=(inputs, targets),
         test=(inputs[:1], targets[:1]),
     )
-    trained: Any = SimpleNamespace(model=model)
-    whole = _ekfac(network, trained, 0.01)
-    torch.testing.assert_close(_ekfac(network, trained, 0.01, max_size=28), whole)  # 3·3·3 inputs and the bias
-    without = _ekfac(network, trained, 0.01, max_size=27)
+    whole = _ekfac(trained, 0.01)
+    torch.testing.assert_close(_ekfac(trained, 0.01, max_size=28), whole)  # 3·3·3 inputs and the bias
+    without = _ekfac(trained, 0.01, max_size=27)
     assert torch.corrcoef(torch.cat([whole, without]))[0, 1] < 0.99
 
 

@@ -14,6 +14,8 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
+Pair = tuple[Tensor, Tensor]
+
 
 # ----------------------------------------------------------------------------------------- dattri
 def mended(attributor: Any) -> Any:
@@ -76,14 +78,7 @@ def token_margins() -> Any:
 
 
 # ----------------------------------------------------------------------------------------- bergson
-def bergson_scores(
-    model: nn.Module,
-    train: tuple[Tensor, Tensor],
-    test: tuple[Tensor, Tensor],
-    *,
-    damping: float | None,
-    num_steps: int,
-) -> Tensor:
+def bergson_scores(model: nn.Module, train: Pair, test: Pair, *, damping: float | None, num_steps: int) -> Tensor:
     """Return the scores of bergson's EK-FAC, (N, M): positive ones are helpful; in units of the mean over tokens.
 
     bergson 2.5.1 runs on a CPU, but takes no OPT as it is, and no model by its conjugate gradients. Mended here:
@@ -123,34 +118,24 @@ def bergson_scores(
         load.side_effect = lambda *_, **__: copy.deepcopy(one_longer)
         words = {str(token): token for token in range(int(one_longer.config.vocab_size))}  # type: ignore[union-attr,arg-type]
         tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="0"))
-        length = train[0].shape[1] + 1
-        transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=length).save_pretrained(
-            folder
-        )
+        size, length = len(train[0]), train[0].shape[1] + 1
+        fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=length)
+        fast.save_pretrained(folder)
         one_longer.config.save_pretrained(folder)  # type: ignore[union-attr,operator]
         for name, (tokens, following) in (("train", train), ("test", test)):
             rows = torch.cat([tokens, following[:, -1:]], dim=1).tolist()
             datasets.Dataset.from_dict({"input_ids": rows}).save_to_disk(Path(folder) / name)
         own = {"inversion": "absolute_damped_inverse", "damping_factor": damping} if damping is not None else {}
+        of_data = {"model": folder, "data": config.DataConfig(dataset=f"{folder}/train")}
+        of_loss = {"token_batch_size": length, "loss_reduction": "mean", "include_bias": True}
+        astra_config = AstraConfig(num_steps=num_steps, solver="cg", batch_size=size, micro_batch_size=size)
+        query = config.QuerySetConfig(dataset=f"{folder}/test", aggregation="none")
         hessian_pipeline(
-            config.IndexConfig(
-                run_path=f"{folder}/run",
-                model=folder,
-                data=config.DataConfig(dataset=f"{folder}/train"),
-                token_batch_size=length,
-                loss_reduction="mean",
-                include_bias=True,
-            ),
+            config.IndexConfig(run_path=f"{folder}/run", **of_data, **of_loss),
             HessianConfig(method="kfac", ev_correction=True),
             config.ScoreConfig(),
             config.PreprocessConfig(),
-            HessianPipelineConfig(
-                query=config.QuerySetConfig(dataset=f"{folder}/test", aggregation="none"),
-                inversion_cfg=InversionConfig(**own),
-                astra=AstraConfig(
-                    num_steps=num_steps, solver="cg", batch_size=len(train[0]), micro_batch_size=len(train[0])
-                ),
-            ),
+            HessianPipelineConfig(query=query, inversion_cfg=InversionConfig(**own), astra=astra_config),
         )
         return torch.tensor(load_scores(Path(folder) / "run" / "scores")[:])
 
@@ -161,9 +146,8 @@ def _one_longer(model: nn.Module) -> nn.Module:
     config: Any = model.config
     base: Any = model.base_model
     positions = base.decoder.embed_positions if config.model_type == "opt" else base.wpe
-    positions.weight = nn.Parameter(
-        torch.cat([positions.weight.data, torch.zeros_like(positions.weight.data[:1])])
-    )
+    weight = positions.weight.data
+    positions.weight = nn.Parameter(torch.cat([weight, torch.zeros_like(weight[:1])]))
     config.max_position_embeddings += 1
     if config.model_type != "opt":
         return model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from curvlab.influence import (
     random_halves,
     subset_weights,
 )
-from curvlab.lab import Run
+from curvlab.lab import unit
 from curvlab.linalg import LinearOperator, identity
 from curvlab.solvers import BlockConjugateGradient, MinimumResidual
 from curvlab.training import RunLength, train_ensemble
@@ -60,54 +59,40 @@ def exact_scores(network: dict[str, Any], loss: nn.Module, matrix: str, settings
 
 
 def _operator(matrix: str, model: nn.Module, loss: nn.Module, train: tuple[Tensor, Tensor]) -> LinearOperator:
-    if matrix == HESSIAN:
-        return HessianOperator(model, loss, train)
     if matrix == FISHER:
         return FisherOperator(model, loss, train, kind="empirical")
-    return GaussNewtonOperator(model, loss, train)
+    return (HessianOperator if matrix == HESSIAN else GaussNewtonOperator)(model, loss, train)
 
 
 def run_length(task: TrainedTask) -> RunLength:
     """Return how far the training went, with momentum and weight decay as `influence(run=...)` has them."""
     of = task.settings.training
-    num_steps = math.ceil(task.num_train / of.batch_size) * of.num_epochs
-    return RunLength.constant(
-        of.lr, num_steps, momentum=of.get("momentum", 0.9), weight_decay=of.get("weight_decay", 0.0)
-    )
+    return RunLength.constant(of.lr, math.ceil(task.num_train / of.batch_size) * of.num_epochs, **_steps(of))
 
 
-def retrained(run: Run, task: TrainedTask, network: dict[str, Any], settings: DictConfig) -> tuple[Tensor, Tensor]:
+def _steps(of: DictConfig) -> dict[str, Any]:
+    return {"momentum": of.get("momentum", 0.9), "weight_decay": of.get("weight_decay", 0.0)}
+
+
+def retrained(task: TrainedTask, network: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """Return random halves, (S, N), and the queries' losses after training on each, (S, M).
 
     From the network's own start, with its rate and as many steps, in another order of the batches.
     """
-    halves = random_halves(
-        task.num_train, settings.num_subsets, generator=run.generator("halves of libraries", task.seed_name)
-    )
-    train = (network["train_inputs"], network["train_targets"])
-    test = (network["test_inputs"], network["test_targets"])
+    generator, asked = task.generator("halves of libraries"), ("num_queries", "num_subsets")
+    halves = random_halves(task.num_train, task.settings.num_subsets, generator=generator)
+    found = _retrained(task, network, halves, **{name: task.settings[name] for name in asked})
+    return halves, found["losses"]
 
-    def losses() -> dict[str, Any]:
-        # The workers' network: the same layers, whose parameters come in the same order.
-        initial, start = TrainedNetwork(network).model, task.build(task.generator("model"))
-        with torch.no_grad():
-            for parameter, value in zip(initial.parameters(), start.parameters(), strict=True):
-                parameter.copy_(value)
-        of = task.settings.training
-        copies = train_ensemble(
-            initial,
-            task.loss,
-            train,
-            example_weights=subset_weights(halves),
-            num_epochs=of.num_epochs,
-            batch_size=of.batch_size,
-            lr=of.lr,
-            momentum=of.get("momentum", 0.9),
-            weight_decay=of.get("weight_decay", 0.0),
-            generator=run.generator("retraining of libraries", task.seed_name),
-        )
-        return {"losses": ensemble_measurements(initial, task.loss, test, copies.parameters)}
 
-    key = task.key | {"num_queries": settings.num_queries, "num_subsets": settings.num_subsets}
-    stored = run.unit("influence_peers/retrained", key, partial(losses), version=1, about="networks of halves")
-    return halves, stored["losses"]
+@unit("influence_peers/retrained", version=1, about="networks of halves")
+def _retrained(task: TrainedTask, network: dict[str, Any], halves: Tensor, /, **_: Any) -> dict[str, Any]:
+    # The workers' network: the same layers, whose parameters come in the same order.
+    own, start, of = TrainedNetwork(network), task.build(task.generator("model")), task.settings.training
+    with torch.no_grad():
+        for parameter, value in zip(own.model.parameters(), start.parameters(), strict=True):
+            parameter.copy_(value)
+    generator, weights = task.generator("retraining of libraries"), {"example_weights": subset_weights(halves)}
+    asked: dict[str, Any] = {name: of[name] for name in ("num_epochs", "batch_size", "lr")} | _steps(of) | weights
+    copies = train_ensemble(own.model, task.loss, own.train, **asked, generator=generator)
+    return {"losses": ensemble_measurements(own.model, task.loss, own.test, copies.parameters)}

@@ -27,12 +27,7 @@ OWN_LIBRARIES = ("curvlab", "gradients", "curvlinops")  # run with this Python; 
 
 
 def measure(
-    network: Mapping[str, Any],
-    options: Mapping[str, Any],
-    *,
-    peers_python: str | None,
-    time_limit: float,
-    memory_limit: float,
+    network: Mapping[str, Any], options: Mapping[str, Any], *, peers_python: str | None, **limits: float
 ) -> dict[str, Any]:
     """Return {"status": "done", "scores", "cpu_seconds", "peak_bytes", ...}, or a status that says why not.
 
@@ -40,8 +35,7 @@ def measure(
         network: what `worker.TrainedNetwork` reads.
         options: library, method and the library's own options.
         peers_python: a Python that has the libraries which cannot live beside our dependencies, or None.
-        time_limit: seconds of processor time of the worker.
-        memory_limit: GiB of its resident memory.
+        limits: `time_limit`, seconds of processor time of the worker; `memory_limit`, GiB of its resident memory.
     """
     own = options["library"] in OWN_LIBRARIES
     python = sys.executable if own else peers_python
@@ -61,7 +55,7 @@ def measure(
             environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
         with log.open("w") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
-            broken = _watch(process, time_limit, memory_limit)
+            broken = _watch(process, **limits)
         if broken is not None:
             return {"status": broken}
         if process.returncode != 0 or not target.exists():
@@ -74,15 +68,11 @@ def _watch(process: subprocess.Popen, time_limit: float, memory_limit: float) ->
     start = time.monotonic()
     while process.poll() is None:
         seconds, memory = _usage(process.pid, since=start)
-        broken = None
-        if seconds > time_limit:
-            broken = f"over the time limit of {time_limit:g} s"
-        elif memory > memory_limit * 2**30:
-            broken = f"over the memory limit of {memory_limit:g} GiB"
-        if broken is not None:
+        if seconds > time_limit or memory > memory_limit * 2**30:
             process.kill()
             process.wait()
-            return broken
+            over = f"time limit of {time_limit:g} s" if seconds > time_limit else ""
+            return f"over the {over or f'memory limit of {memory_limit:g} GiB'}"
         time.sleep(0.1)
     return None
 
@@ -103,6 +93,12 @@ def _reason(log: str) -> str:
     if "PackageNotFoundError" in last or last.startswith("ModuleNotFoundError"):
         return "not installed"
     return f"failed: {last[:160]}"
+
+
+def limits_of(settings: DictConfig) -> tuple[str | None, dict[str, float]]:
+    """Return the peers' Python, which belongs to a machine, not to a result, and the limits of `measure`."""
+    limits = {"time_limit": settings.time_limit, "memory_limit": settings.memory_limit}
+    return settings.peers_python or os.environ.get("CURVLAB_PEERS_PYTHON") or None, limits
 
 
 def stored_network(model: nn.Module, settings: DictConfig, train: Pair, test: Pair) -> dict[str, Any]:

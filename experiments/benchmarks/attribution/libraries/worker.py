@@ -194,26 +194,17 @@ def kronfluence(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]
             return self.compute_train_loss(batch, model)
 
     torch.manual_seed(0)
+    train, test = TensorDataset(*network.train), TensorDataset(*network.test)
+    sizes = {"per_device_query_batch_size": 25, "per_device_train_batch_size": 500}
     damping = {} if options.get("own_damping") else {"damping_factor": network.damping * network.num_tokens}
     task, remark = Classification(), reached(network.model, nn.Linear, nn.Conv2d)
     prepared = prepare_model(network.model, task)
     with tempfile.TemporaryDirectory() as folder:
         analyzer = Analyzer("peers", prepared, task, cpu=True, disable_tqdm=True, output_dir=folder)
-        analyzer.fit_all_factors(
-            "factors",
-            TensorDataset(*network.train),
-            per_device_batch_size=500,
-            factor_args=FactorArguments(strategy=options["method"]),
-        )
-        analyzer.compute_pairwise_scores(
-            "scores",
-            "factors",
-            TensorDataset(*network.test),
-            TensorDataset(*network.train),
-            per_device_query_batch_size=25,
-            per_device_train_batch_size=500,
-            score_args=ScoreArguments(**damping),
-        )
+        factors = FactorArguments(strategy=options["method"])
+        analyzer.fit_all_factors("factors", train, per_device_batch_size=500, factor_args=factors)
+        arguments = {"score_args": ScoreArguments(**damping)}
+        analyzer.compute_pairwise_scores("scores", "factors", test, train, **sizes, **arguments)
         scores = analyzer.load_pairwise_scores("scores")["all_modules"]
     return -scores / network.num_tokens, remark
 
@@ -229,18 +220,11 @@ def traker(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
     else:
         projector = BasicProjector(grad_dim=size, proj_dim=asked, seed=0, proj_type="rademacher", device="cpu")
     with tempfile.TemporaryDirectory() as folder:
-        scorer = TRAKer(
-            model=network.model,
-            task=token_margins() if network.num_tokens > 1 else "image_classification",
-            train_set_size=len(network.train[0]),
-            save_dir=folder,
-            device="cpu",
-            projector=projector,
-            proj_dim=asked or size,
-            lambda_reg=options.get("lambda_reg", 0.0),  # 0 is its default
-            use_half_precision=False,
-            logging_level=40,
-        )
+        task: Any = token_margins() if network.num_tokens > 1 else "image_classification"
+        sizes = {"train_set_size": len(network.train[0]), "proj_dim": asked or size}
+        own = {"lambda_reg": options.get("lambda_reg", 0.0), "use_half_precision": False}  # 0 is its default
+        where = {"save_dir": folder, "device": "cpu", "logging_level": 40}
+        scorer = TRAKer(model=network.model, task=task, projector=projector, **sizes, **own, **where)
         states = network.states()
         for place, state in enumerate(states):
             scorer.load_checkpoint(state, model_id=place)
@@ -262,13 +246,8 @@ def bergson(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
     if network.num_tokens == 1:
         raise NotImplementedError("it takes causal language models of transformers alone")
     model: Any = network.model.model
-    scores = bergson_scores(
-        model,
-        network.train,
-        network.test,
-        damping=None if options.get("own_damping") else network.damping,
-        num_steps=int(options.get("num_steps", 0)),
-    )
+    damping, num_steps = None if options.get("own_damping") else network.damping, int(options.get("num_steps", 0))
+    scores = bergson_scores(model, network.train, network.test, damping=damping, num_steps=num_steps)
     every = sum(parameter.numel() for parameter in network.model.parameters())
     kind = nn.Linear if model.config.model_type == "opt" else Conv1D
     layers = [module for module in model.base_model.modules() if isinstance(module, kind)]
@@ -276,21 +255,13 @@ def bergson(network: TrainedNetwork, options: Options) -> tuple[Tensor, str]:
     return -scores.T, f"of the {kind.__name__} layers, the head left out: {inside} of {every} parameters"
 
 
-METHODS: dict[str, Callable[[TrainedNetwork, Options], tuple[Tensor, str]]] = {
-    method.__name__: method
-    for method in (curvlab, gradients, curvlinops, pydvl, dattri, kronfluence, traker, bergson)
-}
+Method = Callable[[TrainedNetwork, Options], tuple[Tensor, str]]
+EVERY: tuple[Any, ...] = (curvlab, gradients, curvlinops, pydvl, dattri, kronfluence, traker, bergson)
+METHODS: dict[str, Method] = {method.__name__: method for method in EVERY}
 # Imported before the clock starts.
-MODULES = {
-    "curvlab": "curvlab.influence",
-    "gradients": "torch.func",
-    "curvlinops": "curvlinops.examples",
-    "pydvl": "pydvl.influence.torch",
-    "dattri": "dattri.algorithm.influence_function",
-    "kronfluence": "kronfluence.analyzer",
-    "traker": "trak",
-    "bergson": "bergson.hessians.pipeline",
-}
+MODULES = {"curvlab": "curvlab.influence", "gradients": "torch.func", "curvlinops": "curvlinops.examples"}
+MODULES |= {"pydvl": "pydvl.influence.torch", "dattri": "dattri.algorithm.influence_function"}
+MODULES |= {"kronfluence": "kronfluence.analyzer", "traker": "trak", "bergson": "bergson.hessians.pipeline"}
 DISTRIBUTIONS = {"curvlinops": "curvlinops-for-pytorch", "gradients": "torch"}
 
 
@@ -303,17 +274,12 @@ def peak_bytes() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def measured(
-    method: Callable[[TrainedNetwork, Options], tuple[Tensor, str]], network: TrainedNetwork, options: Options
-) -> tuple[Tensor, str, dict[str, float]]:
+def measured(method: Method, network: TrainedNetwork, options: Options) -> tuple[Tensor, str, dict[str, float]]:
     """Return scores, a remark and seconds."""
     start, cpu_start = time.perf_counter(), time.process_time()
     scores, remark = method(network, options)
-    return (
-        scores,
-        remark,
-        {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu_start},
-    )
+    cost = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu_start}
+    return scores, remark, cost
 
 
 def main() -> None:

@@ -33,14 +33,16 @@ PAPER = {
 }  # settings of Tables 3 and 4, beside ours
 CELL = ("task", "sweep", "decay", "rank", "damping", "clip")
 GRID = ["decay", "rank"]
+GRIDS = {"published": "ginger_published", "grid": "ginger"}  # sweeps over decay and rank, and their racers
 DAMPING_SWEEPS = {"damping": None, "damping, clipped": 1.0}  # and the bound on each entry of the direction
 
 
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return `table`, one row for each cell and seed, and `summary`, over seeds.
 
-    The grid has the settings that ginger-tab1 tunes, at its rank and decay. Each damping tunes its learning rate,
-    at this rank and decay, as a racer does: where the update is clipped among the rates of the race, elsewhere
+    The sweep `published` is Ginger with the published damping and clip, its learning rate tuned, `grid` has the
+    settings that ginger-tab1 tunes, both at its rank and decay. Each damping tunes its learning rate, at this rank
+    and decay, as a racer does: where the update is clipped among the rates of the race, elsewhere
     lr/γ among `rates_over_damping`, since that is the step outside the rows of U. A row says whether the rate lies
     `at_edge` of those tried.
 
@@ -60,11 +62,13 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
 def _cells(task: RaceTask) -> Iterator[tuple[str, Racer, Mapping[str, Any], bool]]:
     """Yield sweep, racer, the optimizer's settings, and whether its rate is at the edge of those tried."""
     settings = task.settings
-    ginger = load_racers(settings)["ginger"]
-    tuned = task.tune(ginger)
-    for decay in settings.decays:
-        for rank in settings.grid_ranks:
-            yield "grid", ginger, ginger.with_rank(rank, **tuned.chosen) | {"decay": decay}, tuned.at_edge
+    racers = load_racers(settings)
+    for sweep, name in GRIDS.items():
+        racer, tuned = racers[name], task.tune(racers[name])
+        for decay in settings.decays:
+            for rank in settings.grid_ranks:
+                yield sweep, racer, racer.with_rank(rank, **tuned.chosen) | {"decay": decay}, tuned.at_edge
+    ginger = racers["ginger"]
     for sweep, clip in DAMPING_SWEEPS.items():
         for damping in settings.dampings if clip is None else settings.clipped_dampings:
             racer = replace(ginger, candidates=({"damping": damping, "clip": clip},))

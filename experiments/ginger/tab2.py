@@ -119,13 +119,15 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
                 place = {"task": task.label, "weights": weights, "racer": name, "label": racer.label}
                 if name in tuned:
                     tries.append(pd.DataFrame(tuned[name].rows).assign(**place))
+                optimizer = racer.with_rank(settings.tuned_rank, **tuned[racer.tuned_as].chosen)
+                if name in WORKING and optimizer.get("clip"):
+                    how: dict[str, Any] = {"weights": weights, "optimizer": optimizer, "num_steps": steps}
+                    clips.append(pd.DataFrame(clipped(task, **how, repeat=settings.seeds[0])).assign(**place))
                 for rank in racer.ranks:
                     optimizer = racer.with_rank(rank, **tuned[racer.tuned_as].chosen)
                     own = {**place, "rank": rank} | {key: optimizer.get(key) for key in SETTINGS}
                     cost = cost_of_a_step(task, weights=weights, optimizer=optimizer)
-                    how: dict[str, Any] = {"weights": weights, "optimizer": optimizer, "num_steps": steps}
-                    if name in WORKING and optimizer.get("clip"):
-                        clips.append(pd.DataFrame(clipped(task, **how, repeat=settings.seeds[0])).assign(**place))
+                    how = {"weights": weights, "optimizer": optimizer, "num_steps": steps}
                     for seed in settings.seeds:
                         found = fine_tuned(task, **how, repeat=seed, **measured)
                         rows.append(own | {"seed": seed} | _row(task, found) | {"steps": steps} | cost)

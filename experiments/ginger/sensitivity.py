@@ -46,14 +46,16 @@ def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     lr/γ among `rates_over_damping`, since that is the step outside the rows of U. A row says whether the rate lies
     `at_edge` of those tried.
 
-    Reads what ginger-tab1 reads, and `decays`, `grid_ranks`, `dampings`, `clipped_dampings`, `rates_over_damping`.
+    Reads what ginger-tab1 reads, and `decays`, `grid_ranks`, `published_seeds`, `dampings`, `clipped_dampings`,
+    `rates_over_damping`.
     """
     rows = []
     for task in RaceTask.each(run, cfg):
         for sweep, racer, optimizer, edge in _cells(task):
             shown = {name: optimizer[name] for name in ("decay", "rank", "damping", "clip", "lr")}
             place = {"task": task.label, "sweep": sweep, **shown, "at_edge": edge}
-            rows += [place | final_run(task, racer, optimizer, seed=seed)[0] for seed in task.settings.seeds]
+            seeds = task.settings.published_seeds if sweep == "published" else task.settings.seeds
+            rows += [place | final_run(task, racer, optimizer, seed=seed)[0] for seed in seeds]
     table = pd.DataFrame(rows)
     run.note(seeds=list(cfg.seeds))
     return {"table": table, "summary": summarised(table, by=CELL, constant=("lr", "at_edge"))}
@@ -224,11 +226,9 @@ def draw_sensitivity(
         limits = (ends[title].mean() - width / 2, ends[title].mean() + width / 2)
         panels.heat_map(ax, cells, x="rank", y="decay", value="value", text="{:.2f}", limits=limits)
         panels.frame(ax, x="rank τ", y="decay α", title=title)
-    number, spread = (
-        panels.seeds([first.seed.nunique()]),
-        [own.groupby(GRID).value.mean().std() for own in shown.values()],
-    )
-    note = f"{label}; ours: mean over {number}; printed: single runs; colours of all span {width:g}"
+    seeds = first[first.sweep.isin(GRIDS)].groupby("sweep").seed.nunique()
+    spread = [own.groupby(GRID).value.mean().std() for own in shown.values()]
+    note = f"{label}; ours: mean over {panels.seeds(seeds)}; printed: single runs; colours of all span {width:g}"
     note += f"\nstandard deviation of the cells: as published {spread[0]:.2g}, tuned {spread[1]:.2g}, "
     note += f"the seeds' noise in them; printed {spread[2]:.2g}"
     panels.legend(grids, title=note, axes=[])
@@ -236,7 +236,9 @@ def draw_sensitivity(
     for (ax,), task, own in rows:
         _draw_dampings(ax, own.assign(value=own.of_dampings), label_of_dampings)
         ax.set_title(task)
-    panels.legend(swept, title=f"mean over {number}, band: 95 % t interval", columns=3)
+    panels.legend(
+        swept, title=f"mean over {panels.seeds([first.seed.nunique()])}, band: 95 % t interval", columns=3
+    )
     return {"figure.png": grids, "figure_more.png": swept}
 
 

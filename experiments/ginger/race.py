@@ -244,6 +244,14 @@ def final_run(
     return row, curve.iloc[::-1].iloc[::stride].iloc[::-1].assign(seed=seed)  # the last point always
 
 
+def log_losses(table: pd.DataFrame, batch_size: int) -> pd.Series:
+    """Return log10 of the smallest losses of a batch; one that reads 0 counts as the least of float32.
+
+    That is 2^-23 / batch size: near 0 an example's log-softmax is a multiple of 2^-23, and the loss is the mean.
+    """
+    return np.log10(table.min_train_loss.clip(lower=2.0**-23 / batch_size))
+
+
 def summarised(table: pd.DataFrame, by: Sequence[str], constant: Sequence[str] = ()) -> pd.DataFrame:
     """Return one row for each group: seeds, those that diverged, means, and 95 % t intervals of the test accuracy.
 

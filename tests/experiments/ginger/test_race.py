@@ -34,7 +34,7 @@ from experiments.ginger import tab1
 from experiments.ginger.comparison import best_of, of_racer
 from experiments.ginger.optimizers import make_optimizer, why_unavailable
 from experiments.ginger.printed import sensitivity, table_1, table_2
-from experiments.ginger.race import RaceTask, final_run, trained
+from experiments.ginger.race import RaceTask, final_run, log_losses, trained
 from experiments.ginger.summaries import SummaryTask, fine_tuned, rouge
 from experiments.ginger.tuning import Racer, load_racers
 from tests.refusals import refuses
@@ -200,15 +200,17 @@ def test_racers_are_read_from_the_config() -> None:
 
 
 @pytest.mark.parametrize("preset", ["smoke", "embedded", "laptop", "paper"])
-def test_the_config_has_the_published_settings(preset: str) -> None:
-    cfg = load_config(all_targets()["ginger/tab1"], [f"preset={preset}"])
+@pytest.mark.parametrize("key", ["ginger/tab1", "ginger/tab2", "ginger/tab3"])
+def test_the_config_has_the_published_settings(key: str, preset: str) -> None:
+    cfg = load_config(all_targets()[key], [f"preset={preset}"])
     first, *_ = task_settings(cfg).values()
     for settings in (first, *(own for own in task_settings(cfg).values() if own.racers.get("ginger_published"))):
         racers = load_racers(settings)
         published = racers["ginger_published"].settings
         assert {name: published[name] for name in PUBLISHED_GINGER} == PUBLISHED_GINGER
-        control = racers["without_curvature"].settings
-        assert control == {**published, "labels": "none"}
+        assert racers["ginger_published"].ranks == tuple(settings.ranks)
+        control = racers["without_curvature"].settings  # whose scope is of no effect
+        assert control | {"scope": published["scope"]} == {**published, "labels": "none"}
 
 
 def test_best_racer_and_rank_by_validation() -> None:
@@ -223,6 +225,13 @@ def test_best_racer_and_rank_by_validation() -> None:
     assert of_racer(table, "qng", "accuracy").tolist() == pytest.approx([0.75, 0.75])
     assert of_racer(table, "qng", "accuracy", 1).tolist() == [0.7, 0.7]
     assert of_racer(table, "muon", "accuracy").empty
+
+
+def test_a_loss_of_zero_counts_as_the_least_that_float32_has() -> None:
+    logits = torch.tensor([[16.0, 0.0]] + [[99.0, 0.0]] * 3)
+    least = float(nn.functional.cross_entropy(logits, torch.zeros(4, dtype=torch.long)))
+    found = log_losses(pd.DataFrame({"min_train_loss": [0.0, least, 1e-3]}), batch_size=4)
+    assert found.tolist() == pytest.approx([math.log10(2.0**-23 / 4), math.log10(2.0**-23 / 4), -3])
 
 
 # ------------------------------------------------------------------------------------ tables as printed
@@ -390,9 +399,9 @@ def test_the_averages_that_claims_quote_follow_from_the_printed_rows() -> None:
         both = [[means.loc[(weights, racer)] for racer in ("ginger", other)] for weights in ("full", "lora")]
         full, lora = (f"{g.train_perplexity:.2f} against {o.train_perplexity:.2f}" for g, o in both)
         expected = f"{full} with all weights, {lora} with LoRA, on average over the ranks"
-        assert quoted[f"perplexity-below-{other}"] == expected
+        assert quoted[f"perplexity-below-{other}"] == quoted[f"published-perplexity-below-{other}"] == expected
         full, lora = (f"{ginger.rouge - own.rouge:.2f}" for ginger, own in both)
-        assert quoted[f"ginger-above-{other}"].startswith(f"{full} points with all weights, {lora} with LoRA")
+        assert quoted[f"published-above-{other}"].startswith(f"{full} points with all weights, {lora} with LoRA")
 
 
 def load_sheet(key: str) -> dict[str, str]:

@@ -84,7 +84,7 @@ class Batches:
         if repeatable and isinstance(self._source, Examples):
             self._source.check()
         tensors = self._source.tensors if repeatable and isinstance(self._source, Pair) else []
-        self._versions = [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
+        self._versions = [(tensor, id(tensor), tensor._version) for tensor in tensors if not tensor.is_inference()]
 
     @classmethod
     def of(
@@ -233,8 +233,8 @@ class Batches:
 
     def _unchanged(self) -> None:
         """Raise a ValueError where a tensor was changed in place: counts and moved copies would be of the old."""
-        for tensor, version in self._versions:
-            if tensor._version > version:  # of a copy it begins anew
+        for tensor, identity, version in self._versions:
+            if id(tensor) == identity and tensor._version != version:  # copies count their changes anew
                 raise ValueError(
                     "the data was changed in place after it was opened: open it anew (Problem.of, the operator), "
                     "or pass a clone of what is to change"

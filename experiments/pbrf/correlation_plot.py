@@ -64,7 +64,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
             panels.frame(ax, x=label)
         for ax in axes[1:]:
             ax.set_yticklabels([])
-        axes[0].set_title(place, loc="left")
+        # In the middle: of a long title at the left constrained layout keeps the half free beside the first panel.
+        panels.frame(axes[len(axes) // 2], title=place, size=9)
     panels.legend(more, title=f"{note}; hollow: not solved")
     return {"figure.png": headline, "figure_more.png": more}
 
@@ -87,7 +88,7 @@ def _shown(computed: Computed) -> pd.DataFrame:
             rows["minimum"] += f"\n({int((points <= REACHED).sum())} of {len(points)} points)"
         entries = chosen.estimate.map(names)
         hollow = (chosen.estimate == EXACT) & (residual > LARGEST_RESIDUAL[str(matrix)])
-        place = f"{task}, {CURVATURES[str(matrix)]} matrix, {panels.seeds([own.seeds.max()])}"
+        place = f"{task}\n{CURVATURES[str(matrix)]} matrix, {panels.seeds([own.seeds.max()])}"
         parts.append(chosen.assign(name=chosen.response.map(rows), entry=entries, hollow=hollow, place=place))
     shown = pd.concat(parts, ignore_index=True)
     return shown.sort_values("entry", key=lambda entries: entries.map(ORDER.index), kind="stable")

@@ -107,6 +107,11 @@ class WandbTracker(_PackageTracker):
             self._run.define_metric(name, step_metric=x)
         super().log_curves(x, curves)
 
+    def log_table(self, name: str, table: pd.DataFrame) -> None:
+        """Record a table under `name`."""
+        rows = table.astype(object).to_numpy().tolist()  # of a DataFrame W&B looks up cell by cell: seconds a target
+        self.log({name: self._package.Table(columns=[*map(str, table)], data=rows)})
+
     def log_folder(self, name: str, folder: Path) -> None:
         """Record all files of a result folder as one artifact."""
         artifact = self._package.Artifact(re.sub(r"[^\w.-]", "-", name)[:128], type="result")

@@ -82,16 +82,20 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     return results
 
 
+def _counted(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
+    """Return the rows that count: of the LLC the valid ones; as the paper measures it, raw, all, as of the trace."""
+    return table[table.valid] if quantity == "llc" else table[table[quantity].notna()]
+
+
 def _higher(claim: Claim, table: pd.DataFrame, quantity: str, matched: pd.DataFrame) -> ClaimResult:
-    usable = table if quantity == "trace" else table[table.valid]
-    wide = usable.pivot_table(index="seed", columns=["optimizer", "epoch"], values=quantity)
+    wide = _counted(table, quantity).pivot_table(index="seed", columns=["optimizer", "epoch"], values=quantity)
     wide = wide.reindex(table.seed.unique()).dropna(axis="columns")  # what every seed has
     epochs = [epoch for epoch in table.epoch.unique() if {("sgd", epoch), ("ngd", epoch)} <= set(wide.columns)]
     if not epochs:
         reason = "At no checkpoint have all seeds a learning coefficient of both (see `problem`)."
         return out_of_reach(claim, reason)
     sgd, ngd = (wide[[(name, epoch) for epoch in epochs]].mean(axis=1) for name in ("sgd", "ngd"))
-    values = (ngd - sgd) / sgd.mean()  # SGD's of one seed may lie near 0
+    values = (ngd - sgd) / abs(sgd.mean())  # SGD's of one seed may lie near 0, and a raw one below it
     if len(epochs) < MIN_CHECKPOINTS:
         reason = (
             f"All seeds have both at epoch {epochs[0]} alone (the excess is {values.mean():.3g} there); "
@@ -117,9 +121,7 @@ def _at_matched_loss(matched: pd.DataFrame, quantity: str) -> str:
 
 def _second_half(table: pd.DataFrame, optimizer: str, quantity: str) -> pd.Series:
     """Return by seed the last checkpoint's value over that of the first one from half the epochs on."""
-    own = table[table.optimizer == optimizer]
-    if quantity.startswith("llc"):
-        own = own[own.valid]
+    own = _counted(table[table.optimizer == optimizer], quantity)
     epochs = np.sort(table.epoch.unique())
     middle, last = epochs[epochs >= epochs[-1] / 2][0], epochs[-1]
     wide = own.pivot_table(index="seed", columns="epoch", values=quantity)

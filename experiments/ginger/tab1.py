@@ -140,13 +140,14 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         task, first_order = str(name), best_of(own, ["momentum", "adam"])[0]
         table = _with_last_epoch(own, computed["curves"])
         table["log_loss"] = log_losses(table, int(computed.config["batch_size"]))
+        # the paper reports the best validation accuracy; what is ours is judged on test images
+        as_reported = table.assign(**{ACCURACY: table.accuracy})
         results += gated(
             _regime(claims.claim("reaches-regime", of=task), table),
             [
-                # the paper reports the best validation accuracy; ours is judged on test images
-                *_of_ginger(claims, table.assign(**{ACCURACY: table.accuracy}), "ginger_published", rank),
+                *_of_ginger(claims, as_reported, "ginger_published", rank),
                 *_of_ginger(claims, table, "ginger", rank),
-                _above(claims.claim("qng-above-first-order", of=task), table, "qng", first_order),
+                _above(claims.claim("qng-above-first-order", of=task), as_reported, "qng", first_order),
                 _training_loss(claims.claim("training-loss", of=task), table, "min_train_loss"),
                 _training_loss(claims.claim("training-loss-last-epoch", of=task), table, "last_epoch"),
                 *(_published_loss(claims, table, task, other) for other in BASELINES),
@@ -227,13 +228,14 @@ def _above(claim: Claim, table: pd.DataFrame, racer: str, other: str) -> ClaimRe
 
 
 def _regime(claim: Claim, table: pd.DataFrame) -> ClaimResult:
-    """Judge the smallest loss of a batch of the worst of the paper's four, each at its best rank."""
-    own = table[table.racer.isin([*BASELINES, "ginger"])]
-    losses = own.assign(log_loss=np.log10(own.min_train_loss))
-    best = {racer: best_of(losses, [racer], chosen_by="log_loss") for racer in (*BASELINES, "ginger")}
-    found = {
-        racer: stats.geometric_mean(of_racer(table, racer, "min_train_loss", best[racer][1])) for racer in best
-    }
+    """Judge the smallest loss of a batch of the worst of the paper's four, each at its best rank.
+
+    Ginger is there as published and as tuned: claims on both stand behind this gate.
+    """
+    found = {}
+    for racer in [name for name in (*BASELINES, "ginger", "ginger_published") if (table.racer == name).any()]:
+        rank = best_of(table, [racer], chosen_by="log_loss")[1]
+        found[racer] = stats.geometric_mean(10 ** of_racer(table, racer, "log_loss", rank))
     listed = ", ".join(f"{racer} {value:.2g}" for racer, (value, _) in found.items())
     return verdict(claim, *max(found.values(), key=lambda pair: pair[0]), if_not_reproduced=f"In nats: {listed}.")
 

@@ -52,7 +52,8 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
                 results.append(found.judge_measure(claim, task, reading, "update_norm_ratio", why=lengths))
         fluctuates = claims.claim("update-norm-fluctuates", of=task, branch=branch, **source)
         results.append(_fluctuation(found, task, branch, fluctuates))
-        for column, own in measured_both_ways(task):
+        for column, words in measured_both_ways(task):
+            own = words | {"how": words["how"] + _how_often(found, task, branch, column)}
             rises, faster, direction = (
                 claims.claim(name, **own, branch=branch, **source)
                 for name in ("llc-rises", "llc-rises-faster", "direction-not-length")
@@ -65,6 +66,12 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
                 found.judge_direction(direction, task, "sgd", branch, column),
             ]
     return results
+
+
+def _how_often(found: Branches, task: str, branch: str, column: str) -> str:
+    """Say so where the LLC is estimated once after the split: that tells a change, and not how steady it is."""
+    own = found.table[(found.table.task == task) & (found.table.branch == branch)]
+    return ", from the split and one epoch after it" if own.dropna(subset=column).epoch.nunique() == 1 else ""
 
 
 def _fluctuation(found: Branches, task: str, branch: str, claim: Claim) -> ClaimResult:

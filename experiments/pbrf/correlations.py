@@ -280,7 +280,11 @@ class Judged:
         def values(of: str, way: str = judged) -> pd.Series:
             return self.values(response, coefficient, way, estimate=of)
 
-        return self.result(name, values, stats.mean_correlation, estimate=estimate, responses=(response,))
+        result = self.result(name, values, stats.mean_correlation, estimate=estimate, responses=(response,))
+        place = "task == @self.task and curvature == @self.curvature and response == @response"
+        cell = self.tables["table"].query(place)[f"{coefficient} paper"].dropna()  # the criterion is of all cells
+        text = f"The paper's cell: {cell.iloc[0]:g}. " if len(cell) else ""
+        return replace(result, explanation=text + result.explanation)
 
     def difference(self, name: str, first: str, second: str, *, estimate: str | None = None) -> ClaimResult:
         """Judge how much more influence correlates with the first response than with the second, seed by seed."""
@@ -360,9 +364,8 @@ class Judged:
     def solved(self) -> str:
         """Say how well the exact estimate was solved, and of the Hessian, what its matrix is."""
         own = self.networks
-        text = f"Residual of the exact solve: at most {self.largest_residual:.1g}."
-        if EXACT not in self.estimates:
-            text = NO_EXACT
+        residual = f"Residual of the exact solve: at most {self.largest_residual:.1g}."
+        text = residual if EXACT in self.estimates else NO_EXACT
         if self.curvature != "hessian" or not np.isfinite(own.num_below).any():
             return text
         nearest = own.nearest.min()

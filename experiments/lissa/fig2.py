@@ -7,8 +7,8 @@ averaged over ten runs, which see as much data where ten divides the batch size 
 13, which the claims say). Test influences are correlated between steps, as in the paper, and at each step with
 those of the exact solution. The paper shows one training image (it does not say which) and one run; here every
 number is a mean over several points and seeds. A run that overflows is shown as such, and no number stands for its
-correlation: it has no plateau and no last step, and claims on when it reaches them are out of reach. How close it came
-before is judged. What overflows has not converged, and counts as 0 where convergence is judged, of every batch size.
+correlation: it has no plateau and no last step, and claims on when it reaches them are out of reach. How close it
+came before is judged. What overflows has not converged: where that is judged, any batch size counts as 0 then.
 
 One panel goes beyond the paper: an overfitted network with small damping, where the recipe with C = 2 diverges and
 the one with C measured (`Lissa.auto`) does not; nor does C = 2 with examples drawn by importance, ours. Exact

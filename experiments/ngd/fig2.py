@@ -83,7 +83,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 
 def _counted(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
-    """Return the rows that count: of the LLC the valid ones; as the paper measures it, raw, all, as of the trace."""
+    """Return the rows that count: of the LLC the valid ones; of the raw one, the paper's, and the trace, all."""
     return table[table.valid] if quantity == "llc" else table[table[quantity].notna()]
 
 

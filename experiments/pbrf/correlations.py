@@ -280,11 +280,12 @@ class Judged:
         def values(of: str, way: str = judged) -> pd.Series:
             return self.values(response, coefficient, way, estimate=of)
 
-        result = self.result(name, values, stats.mean_correlation, estimate=estimate, responses=(response,))
         place = "task == @self.task and curvature == @self.curvature and response == @response"
         cell = self.tables["table"].query(place)[f"{coefficient} paper"].dropna()  # the criterion is of all cells
         text = f"The paper's cell: {cell.iloc[0]:g}. " if len(cell) else ""
-        return replace(result, explanation=text + result.explanation)
+        return self.result(
+            name, values, stats.mean_correlation, responses=(response,), estimate=estimate, cell=text
+        )
 
     def difference(self, name: str, first: str, second: str, *, estimate: str | None = None) -> ClaimResult:
         """Judge how much more influence correlates with the first response than with the second, seed by seed."""
@@ -302,11 +303,9 @@ class Judged:
         *,
         responses: Collection[str],
         estimate: str | None = None,
+        cell: str = "",
     ) -> ClaimResult:
-        """Judge a statistic over seeds of `values(estimate, way)`; the explanation has all estimates and ways.
-
-        `responses`: those that it is of, for the note of `too_short`.
-        """
+        """Judge a statistic over seeds of `values(estimate, way)` of `responses`; the note has all, and `cell`."""
         claim, chosen, missing = self.claims.claim(name, of=self.task), estimate or self.lissa(), ""
         if EXACT not in self.estimates and chosen in (None, EXACT):
             return out_of_reach(claim, NO_EXACT if chosen else arrived(is_exact=False, residual=np.nan))
@@ -321,7 +320,7 @@ class Judged:
         )
         short = self.too_short(chosen) if PBRF in responses else ""
         few = " With one seed nothing is decided." if len(found) == 1 else ""
-        why = f"By {chosen}: {ways}. Over test examples by {others}.{few}{short} {self.solved()}"
+        why = f"{cell}By {chosen}: {ways}. Over test examples by {others}.{few}{short} {self.solved()}"
         result = judge(claim, *statistic(found), if_not_reproduced=why)
         if missing:
             return replace(result, verdict=OUT_OF_REACH, explanation=f"{missing} {why}")

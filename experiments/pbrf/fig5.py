@@ -362,8 +362,7 @@ def _share(claims: ClaimSheet, factor: str, own: pd.DataFrame, networks: pd.Data
     why = f"Mean shares by level: {listed}. Solved exactly, the largest is {largest}."
     result = explained(judge_claim(claim, *stats.mean(shares.groupby("seed").max()), if_not_reproduced=why), why)
     passes = {REPRODUCED: claim.criterion.holds, DIRECTION_ONLY: claim.criterion.shows_direction}
-    ends = [] if result.interval is None else [result.interval.low, result.interval.high]
-    missed = bool(ends) and claim.criterion.misses(ends)  # the share is not small, whatever zero's is
+    missed = result.interval is not None and claim.criterion.misses((result.interval.low, result.interval.high))
     if result.verdict in passes and passes[result.verdict]([zero]) and not missed:
         return withheld(result, f"Nothing is shown by a small share: an estimate of zero has {zero:.2g}. {why}")
     return result

@@ -107,12 +107,15 @@ def false_statements(paper: str, folders: Iterable[ResultFolder]) -> list[FalseS
 
 
 def standings(paper: str, chosen: Sequence[ResultFolder]) -> Counter[str]:
-    """Return how many of the paper's own claims have each verdict; what is false as printed has no other."""
+    """Return how many of the paper's own claims have each verdict; what is false as printed has no other.
+
+    What was measured and not asked for want of power counts as undecided, as in a headline.
+    """
     counts = Counter({FALSE: len(false_statements(paper, chosen))})
     for folder in chosen:
         for result in own_claims(paper, folder):
             why = cause(f"{folder.key}/{result.claim.id}", result.verdict)
-            counts[ROUNDING if why == ROUNDING else result.verdict] += why not in FALSE_KINDS
+            counts[ROUNDING if why == ROUNDING else result.weighed] += why not in FALSE_KINDS
     return counts
 
 

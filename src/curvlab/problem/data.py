@@ -231,10 +231,17 @@ class Batches:
         other._drawn = list(targets)
         return other
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        known = {id(tensor): version for tensor, identity, version in self._versions if id(tensor) == identity}
+        # A tensor that was copied too, by deepcopy or pickle, counts its changes anew.
+        tensors = [tensor for tensor, *_ in self._versions if not tensor.is_inference()]
+        self._versions = [(tensor, id(tensor), known.get(id(tensor), tensor._version)) for tensor in tensors]
+
     def _unchanged(self) -> None:
         """Raise a ValueError where a tensor was changed in place: counts and moved copies would be of the old."""
-        for tensor, identity, version in self._versions:
-            if id(tensor) == identity and tensor._version != version:  # copies count their changes anew
+        for tensor, _, version in self._versions:
+            if tensor._version != version:
                 raise ValueError(
                     "the data was changed in place after it was opened: open it anew (Problem.of, the operator), "
                     "or pass a clone of what is to change"

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils import parametrize
 
 from curvlab.problem.batch import Inputs, explain, take, tensors_in
 from curvlab.problem.parameters import checked_model
@@ -90,7 +91,8 @@ def swapped(swaps: Iterable[Swap]) -> Iterator[None]:
 
 def tensor_swaps(model: nn.Module, values: Mapping[int, Tensor]) -> list[Swap]:
     """Return what puts values where the tensors of these ids are: everywhere, where weights are tied."""
-    swaps: list[Swap] = []
+    # Inside parametrize.cached() a layer would go on with the weight that it made of other values.
+    swaps: list[Swap] = [(vars(parametrize), "_cache_enabled", 0)] if parametrize._cache_enabled else []
     for module in model.modules():
         for own in (module._parameters, module._buffers):
             for name, tensor in own.items():

@@ -245,3 +245,24 @@ def test_a_copy_notices_changes_of_its_own_tensors_alone(copied) -> None:
         list(other)
     with pytest.raises(ValueError, match="changed in place") if inputs is given[0] else nullcontext():
         list(batches)
+
+
+READINGS = {
+    "pass": list,
+    "in turn": lambda batches: list(batches.in_turn(2)),
+    "together": lambda batches: batches.together(torch.arange(2)),
+    "selected": lambda batches: batches.select(torch.arange(2)),
+    "targets": lambda batches: list(batches.targets()),
+    "described": lambda batches: batches.depends_on(),
+}
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_every_reading_notices_data_that_was_changed(reading: str) -> None:
+    inputs, targets = torch.randn(4, 2), torch.zeros(4, dtype=torch.long)
+    batches = Batches((inputs, targets), batch_size=2, device=torch.device("cpu"), dtype=torch.float64)
+    moved = batches.on_device(2)
+    inputs.add_(1)
+    for data in (batches, moved):
+        with pytest.raises(ValueError, match="changed in place"):
+            READINGS[reading](data)

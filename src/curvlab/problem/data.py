@@ -171,6 +171,7 @@ class Batches:
 
     def together(self, indices: Tensor) -> Batch:
         """Return the examples `indices` (repeats allowed) as one batch, or raise where they fit into none."""
+        self._unchanged()
         if isinstance(self._source, Pair | Examples) and self._drawn is None:  # at every step of a training
             batch = self._source.select(indices)
             return batch if self._source.is_moved else self._move(batch)
@@ -181,6 +182,7 @@ class Batches:
 
     def in_turn(self, size: int) -> Iterator[Batch]:
         """Yield all examples in order, `size` at once; of tensors views, where `together` copies."""
+        self._unchanged()
         if isinstance(self._source, Pair) and self._drawn is None:
             pieces = Pair((self._source.inputs, self._source.targets), size)
             yield from pieces if self._source.is_moved else map(self._move, pieces)
@@ -216,7 +218,6 @@ class Batches:
             return {"examples": self._source.loader or self._source.dataset}
         batches: Iterable[Batch] = self
         if isinstance(self._source, Pair) and self._drawn is None:  # in few pieces: batches may be single examples
-            self._unchanged()
             num_bytes = sum(tensor.nbytes for tensor in self._source.tensors)
             batches = self.in_turn(max(1, _READ_AT_ONCE * self.num_examples // max(1, num_bytes)))
         found = fingerprint(tensor for batch in batches for tensor in tensors_in(batch))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
 from curvlab.linalg import LinearOperator
+from curvlab.problem import Batches
 from tests.curvature.curvature_cases import Problem, language_problem, problem
 
 
@@ -228,3 +231,38 @@ def test_a_pair_of_vectors_that_may_be_a_batch_of_numbers_is_refused() -> None:
     table = nn.Embedding(5, 5)
     batch = (torch.arange(4), torch.tensor([1, 0, 2, 4]))  # class indices are no vector of one example
     assert GaussNewtonOperator(table, nn.CrossEntropyLoss(), [batch, batch]).num_examples == 8
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_notices_changes_of_its_own_tensors_alone(copied) -> None:
+    given = torch.randn(4, 2).zero_(), torch.zeros(4, dtype=torch.long)  # changed before it is opened
+    batches = Batches(given, batch_size=2, device=torch.device("cpu"), dtype=torch.float64)
+    list(batches)  # held in another dtype
+    inputs, other = (given[0], copied(batches)) if copied is copy.copy else copied((given[0], batches))
+    assert_close(list(other), list(batches))
+    inputs.add_(1)
+    with pytest.raises(ValueError, match="changed in place"):
+        list(other)
+    with pytest.raises(ValueError, match="changed in place") if inputs is given[0] else nullcontext():
+        list(batches)
+
+
+READINGS = {
+    "pass": list,
+    "in turn": lambda batches: list(batches.in_turn(2)),
+    "together": lambda batches: batches.together(torch.arange(2)),
+    "selected": lambda batches: batches.select(torch.arange(2)),
+    "targets": lambda batches: list(batches.targets()),
+    "described": lambda batches: batches.depends_on(),
+}
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_every_reading_notices_data_that_was_changed(reading: str) -> None:
+    inputs, targets = torch.randn(4, 2), torch.zeros(4, dtype=torch.long)
+    batches = Batches((inputs, targets), batch_size=2, device=torch.device("cpu"), dtype=torch.float64)
+    moved = batches.on_device(2)
+    inputs.add_(1)
+    for data in (batches, moved):
+        with pytest.raises(ValueError, match="changed in place"):
+            READINGS[reading](data)

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 from curvlab.curvature import FisherOperator, GaussNewtonOperator, HessianOperator
 from curvlab.influence import per_example_gradients
+from curvlab.problem import ModelFunction
 from curvlab.sampling import estimate_llc
 from tests.curvature.curvature_cases import convolutional, mlp, normal, problem, randomised
 from tests.curvature.curvature_oracles import flat
@@ -280,6 +281,46 @@ def test_what_changes_an_embeddings_gradients_alone_is_set_aside(operator, setti
     with pytest.raises(ValueError, match=r"from 5 to .*index out of range"):
         operator(ours.function.model, nn.CrossEntropyLoss(), (tokens + 5, CLASSES)).to_dense()
     assert settings.items() <= vars(ours.function.model[0]).items()
+
+
+class Registered(nn.Module):
+    """A parameter that stands among the buffers as well, and a buffer that the first forward makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("same", self.linear.weight)
+        self.register_buffer("scale", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scale is None:
+            self.scale = x.new_full((3,), 2.0)
+        return self.scale * self.linear(x)
+
+
+@every_operator
+def test_buffers_in_train_mode_leave_parameters_and_new_buffers_alone(operator) -> None:
+    model = Registered().double().train()
+    function = ModelFunction(model)
+    weight, bias = function.parameters
+    assert_close(function((3 * weight, bias), data(4)[0]), 2 * (data(4)[0] @ (3 * weight).T + bias))
+    assert_close(multiply(operator, model, data(4)), multiply(operator, model.eval(), data(4)))
+
+
+class OwnSetting(nn.Embedding):
+    padding_idx = 0
+
+    def __init__(self) -> None:
+        super().__init__(6, 4)
+        del self.padding_idx
+
+
+def test_settings_of_an_embeddings_class_are_set_aside_too() -> None:
+    pair = torch.tensor([0, 2, 3, 5, 0]), CLASSES
+    own, plain = (nn.Sequential(table, nn.Linear(4, 3)).double() for table in (OwnSetting(), nn.Embedding(6, 4)))
+    plain.load_state_dict(own.state_dict())
+    assert_close(multiply(GaussNewtonOperator, own, pair), multiply(GaussNewtonOperator, plain, pair))
+    assert "padding_idx" not in vars(own[0])
 
 
 class Centred(nn.Linear):

@@ -302,3 +302,13 @@ def test_cross_entropy_of_a_fitted_example_keeps_its_digits() -> None:
     tangents = torch.tensor([[0.3, -1.0, 2.0], [1.0, 0.5, -2.0]])
     _, along = torch.func.jvp(lambda h: loss.own_loss(h, targets), (outputs,), (tangents,))
     assert_close(along.double(), (expected * tangents.double()).sum(1), rtol=1e-4, atol=0)
+
+
+def test_weights_cached_by_torch_are_made_anew_of_the_given_values() -> None:
+    model = nn.utils.parametrizations.orthogonal(nn.Linear(4, 3)).double()
+    problem = Problem.of(model, nn.CrossEntropyLoss(), (torch.randn(6, 4), torch.arange(6) % 3))
+    expected = problem.gradient()
+    with nn.utils.parametrize.cached():
+        weight = model.weight
+        assert_close(problem.gradient(), expected)
+        assert model.weight is weight  # the user's cache is as it was

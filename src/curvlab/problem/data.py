@@ -171,6 +171,7 @@ class Batches:
 
     def together(self, indices: Tensor) -> Batch:
         """Return the examples `indices` (repeats allowed) as one batch, or raise where they fit into none."""
+        self._unchanged()
         if isinstance(self._source, Pair | Examples) and self._drawn is None:  # at every step of a training
             batch = self._source.select(indices)
             return batch if self._source.is_moved else self._move(batch)
@@ -181,6 +182,7 @@ class Batches:
 
     def in_turn(self, size: int) -> Iterator[Batch]:
         """Yield all examples in order, `size` at once; of tensors views, where `together` copies."""
+        self._unchanged()
         if isinstance(self._source, Pair) and self._drawn is None:
             pieces = Pair((self._source.inputs, self._source.targets), size)
             yield from pieces if self._source.is_moved else map(self._move, pieces)
@@ -216,7 +218,6 @@ class Batches:
             return {"examples": self._source.loader or self._source.dataset}
         batches: Iterable[Batch] = self
         if isinstance(self._source, Pair) and self._drawn is None:  # in few pieces: batches may be single examples
-            self._unchanged()
             num_bytes = sum(tensor.nbytes for tensor in self._source.tensors)
             batches = self.in_turn(max(1, _READ_AT_ONCE * self.num_examples // max(1, num_bytes)))
         found = fingerprint(tensor for batch in batches for tensor in tensors_in(batch))
@@ -231,10 +232,17 @@ class Batches:
         other._drawn = list(targets)
         return other
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        known = {id(tensor): version for tensor, identity, version in self._versions if id(tensor) == identity}
+        # A tensor that was copied too, by deepcopy or pickle, counts its changes anew.
+        tensors = [tensor for tensor, *_ in self._versions if not tensor.is_inference()]
+        self._versions = [(tensor, id(tensor), known.get(id(tensor), tensor._version)) for tensor in tensors]
+
     def _unchanged(self) -> None:
         """Raise a ValueError where a tensor was changed in place: counts and moved copies would be of the old."""
-        for tensor, identity, version in self._versions:
-            if id(tensor) == identity and tensor._version != version:  # copies count their changes anew
+        for tensor, _, version in self._versions:
+            if tensor._version != version:
                 raise ValueError(
                     "the data was changed in place after it was opened: open it anew (Problem.of, the operator), "
                     "or pass a clone of what is to change"

@@ -15,12 +15,14 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils import parametrize
 
 from curvlab.problem.batch import Inputs, explain, take, tensors_in
 from curvlab.problem.parameters import checked_model
 
 # A dictionary of a module, a key of it, and what stands there for the time of a call.
 Swap: TypeAlias = tuple[dict[str, Any], str, Any]
+_ABSENT = object()
 
 
 def check_mode(model: nn.Module) -> bool:
@@ -76,17 +78,21 @@ def swapped(swaps: Iterable[Swap]) -> Iterator[None]:
     before: list[Swap] = []
     try:
         for place, key, value in swaps:
-            before.append((place, key, place[key]))
+            before.append((place, key, place.get(key, _ABSENT)))
             place[key] = value
         yield
     finally:
         for place, key, value in before:
-            place[key] = value
+            if value is _ABSENT:  # a setting that the module's class has
+                place.pop(key, None)
+            else:
+                place[key] = value
 
 
 def tensor_swaps(model: nn.Module, values: Mapping[int, Tensor]) -> list[Swap]:
     """Return what puts values where the tensors of these ids are: everywhere, where weights are tied."""
-    swaps: list[Swap] = []
+    # Inside parametrize.cached() a layer would go on with the weight that it made of other values.
+    swaps: list[Swap] = [(vars(parametrize), "_cache_enabled", 0)] if parametrize._cache_enabled else []
     for module in model.modules():
         for own in (module._parameters, module._buffers):
             for name, tensor in own.items():
@@ -196,7 +202,8 @@ class ModelFunction:
                 parameter = self.model.get_parameter(name)
             except AttributeError as error:
                 raise ValueError(
-                    f"the model has no parameter '{name}' any more: build the operator anew"
+                    f"the model has no parameter '{name}' any more: build the operator anew. Or it is in use, by "
+                    "another thread or its own forward: give each a copy, copy.deepcopy(model)."
                 ) from error
             if (parameter.shape, parameter.dtype, parameter.device) != (shape, self.dtype, self.device):
                 raise ValueError(
@@ -301,7 +308,8 @@ class ModelFunction:
         training, model, states = check_mode(self.model), self.model, _random_states(self.device)
         values = dict(zip(map(id, self.live_parameters), parameters, strict=True))
         copies = {id(buffer): buffer.clone() for buffer in model.buffers()} if training else {}
-        swaps = tensor_swaps(model, values | copies) + (plain_lookups(model) if self._has_lookups else [])
+        # A parameter may stand among the buffers as well: it is the value given, and no copy.
+        swaps = tensor_swaps(model, copies | values) + (plain_lookups(model) if self._has_lookups else [])
         with (
             nullcontext() if fused else plain_attention(),
             _plain_recurrence() if self.has_recurrence and not fused else nullcontext(),
@@ -322,7 +330,8 @@ class ModelFunction:
                 f"the model draws random numbers in {mode} mode, so its outputs depend on chance: {way_out}."
             )
         for name, buffer in model.named_buffers() if training else ():
-            if not copies[id(buffer)].is_inference() and copies[id(buffer)]._version > 0:
+            copy = copies.get(id(buffer))  # None where forward has just made the buffer
+            if copy is not None and not copy.is_inference() and copy._version > 0:
                 raise ValueError(
                     f"the model changes its buffer '{name}' at each call in train mode, so it is no function of "
                     "its parameters and one example: call model.eval() first."

@@ -71,7 +71,9 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 def _how_often(found: Branches, task: str, branch: str, column: str) -> str:
     """Say so where the LLC is estimated once after the split: that tells a change, and not how steady it is."""
     own = found.table[(found.table.task == task) & (found.table.branch == branch)]
-    return ", estimated at the split and at the end alone" if own.dropna(subset=column).epoch.nunique() == 1 else ""
+    return (
+        ", estimated at the split and at the end alone" if own.dropna(subset=column).epoch.nunique() == 1 else ""
+    )
 
 
 def _fluctuation(found: Branches, task: str, branch: str, claim: Claim) -> ClaimResult:

@@ -36,8 +36,8 @@ class DataOperator(LinearOperator):
         model: any module in eval mode; parameters that require gradients, in named_parameters() order. The
             operator reads their values at each product, by name: train further, or load other weights, and the
             matrix changes. It is used by one thread at a time: products put values into the model itself, for
-            their time, and another thread needs a copy, copy.deepcopy(model). In nn.Embedding the row of padding_idx is a parameter like any other: the outputs
-            depend on it, though training leaves it alone.
+            their time, and another thread needs a copy, copy.deepcopy(model). In nn.Embedding the row of
+            padding_idx is a parameter like any other: the outputs depend on it, though training leaves it alone.
         loss: nn.CrossEntropyLoss, nn.MSELoss or nn.BCEWithLogitsLoss, weights and smoothing included; or any mean
             over examples, a function of (outputs, targets), whose derivatives autograd takes (`FunctionLoss`).
         data: a pair of tensors, a map-style dataset, or a re-iterable of (inputs, targets) batches; see Batches.

@@ -244,12 +244,16 @@ def final_run(
     return row, curve.iloc[::-1].iloc[::stride].iloc[::-1].assign(seed=seed)  # the last point always
 
 
-def log_losses(table: pd.DataFrame, batch_size: int) -> pd.Series:
-    """Return log10 of the smallest losses of a batch; one that reads 0 counts as the least of float32.
+def log_losses(table: pd.DataFrame) -> pd.Series:
+    """Return log10 of the smallest losses of a batch; one that reads 0 counts as the least above 0 on its task.
 
-    That is 2^-23 / batch size: near 0 an example's log-softmax is a multiple of 2^-23, and the loss is the mean.
+    Near 0 an example's log-softmax is a multiple of 2^-23, and the loss is the mean over a batch: most often an
+    epoch's last one, which has the fewest examples.
     """
-    return np.log10(table.min_train_loss.clip(lower=2.0**-23 / batch_size))
+    losses = table.min_train_loss
+    return np.log10(
+        losses.fillna(np.inf).clip(lower=losses.where(losses > 0).groupby(table.task).transform("min"))
+    )
 
 
 def summarised(table: pd.DataFrame, by: Sequence[str], constant: Sequence[str] = ()) -> pd.DataFrame:

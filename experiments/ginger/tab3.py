@@ -41,7 +41,7 @@ DEFAULT_DECAY = 0.99
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge all claims on each task; intervals are over seeds."""
     results, config = [], computed.config
-    table = computed["table"].assign(log=log_losses(computed["table"], int(config["batch_size"])))
+    table = computed["table"].assign(log=log_losses(computed["table"]))
     for task, own in table.groupby("task", sort=False):
         cells = "The cells' means over seeds lie from {low:.2f} % ({at_low}) to {high:.2f} % ({at_high})."
         gate = judge_regime(claims.claim("reaches-regime", of=str(task)), own)

@@ -40,7 +40,7 @@ TARGET = Target(
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
     """Judge all claims on each task, and the printed table; intervals are over seeds."""
-    table = computed["table"].assign(log=log_losses(computed["table"], int(computed.config["batch_size"])))
+    table = computed["table"].assign(log=log_losses(computed["table"]))
     printed = np.log10(sensitivity("Table 4").min_train_loss)
     grid = table[(table.sweep == "published") & (table.task == table.task.iloc[0])]
     widths = grid.groupby("seed").log.agg(np.ptp)
@@ -71,7 +71,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the figure."""
     table, printed = computed["table"], sensitivity("Table 4")
-    logarithms = log_losses(table, int(computed.config["batch_size"]))
+    logarithms = log_losses(table)
     label = "log₁₀ of the smallest training loss (nats)"
     return draw_sensitivity(
         table.assign(value=logarithms, of_dampings=logarithms),

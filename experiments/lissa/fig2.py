@@ -325,11 +325,13 @@ def _batch_sizes(
         claim = claims.claim(f"{prefix}closer-{name}", of=task, size=name)
         if prefix:
             levels = {n: of.fillna(0.0) for n, of in levels.items()}  # what overflows has not converged
+        zero = f"|B| = {small} overflows in every run and counts as 0. " if prefix and invalid else ""
         why = (
             f"The {level} is {levels[size].mean():.3f} with |B| = {size} and {levels[small].mean():.3f} with "
             f"|B| = {small} averaged. {data}{facts}"
         )
-        yield _over_seeds(claim, levels[size] - levels[small], why)
+        closer = _over_seeds(claim, levels[size] - levels[small], zero + why)
+        yield dataclasses.replace(closer, explanation=closer.explanation or zero)
 
 
 def _by_seed(own: pd.DataFrame, column: str) -> pd.DataFrame:

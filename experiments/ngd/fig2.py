@@ -53,6 +53,9 @@ TARGET = Target(
 )
 
 
+BELOW = "Most of SGD's, measured from weights that have not converged, are: an excess over them says nothing."
+
+
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return `table`, one row for each task, optimizer, seed and checkpoint, and `matched`.
 
@@ -95,7 +98,9 @@ def _higher(claim: Claim, table: pd.DataFrame, quantity: str, matched: pd.DataFr
         reason = "At no checkpoint have all seeds a learning coefficient of both (see `problem`)."
         return out_of_reach(claim, reason)
     sgd, ngd = (wide[[(name, epoch) for epoch in epochs]].mean(axis=1) for name in ("sgd", "ngd"))
-    values = (ngd - sgd) / abs(sgd.mean())  # SGD's of one seed may lie near 0, and a raw one below it
+    if sgd.mean() <= 0:
+        return out_of_reach(claim, f"SGD's mean estimate is {sgd.mean():.3g}, and no LLC is below 0. {BELOW}")
+    values = (ngd - sgd) / sgd.mean()  # SGD's of one seed may lie near 0
     if len(epochs) < MIN_CHECKPOINTS:
         reason = (
             f"All seeds have both at epoch {epochs[0]} alone (the excess is {values.mean():.3g} there); "
@@ -125,6 +130,7 @@ def _second_half(table: pd.DataFrame, optimizer: str, quantity: str) -> pd.Serie
     epochs = np.sort(table.epoch.unique())
     middle, last = epochs[epochs >= epochs[-1] / 2][0], epochs[-1]
     wide = own.pivot_table(index="seed", columns="epoch", values=quantity)
+    wide = wide.where(wide > 0)  # no LLC is below 0, and a ratio of two that are would look like a plateau
     if middle == last or not {middle, last} <= set(wide.columns):
         return pd.Series(dtype=float)
     return (wide[last] / wide[middle]).dropna()

@@ -70,10 +70,8 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 def _how_often(found: Branches, task: str, branch: str, column: str) -> str:
     """Say so where the LLC is estimated once after the split: that tells a change, and not how steady it is."""
-    own = found.table[(found.table.task == task) & (found.table.branch == branch)]
-    return (
-        ", estimated at the split and at the end alone" if own.dropna(subset=column).epoch.nunique() == 1 else ""
-    )
+    own = found.table[(found.table.task == task) & (found.table.branch == branch)].dropna(subset=column)
+    return "" if own.epoch.nunique() != 1 else ", from two points, which tell a rise and not a steady one"
 
 
 def _fluctuation(found: Branches, task: str, branch: str, claim: Claim) -> ClaimResult:

@@ -280,7 +280,8 @@ class Judged:
         def values(of: str, way: str = judged) -> pd.Series:
             return self.values(response, coefficient, way, estimate=of)
 
-        place = "task == @self.task and curvature == @self.curvature and response == @response"
+        cells_of = response.removeprefix("slow_")  # the paper has one cell, and does not state its rate
+        place = f"task == @self.task and curvature == @self.curvature and response == {cells_of!r}"
         cell = self.tables["table"].query(place)[f"{coefficient} paper"].dropna()  # the criterion is of all cells
         text = f"The paper's cell: {cell.iloc[0]:g}. " if len(cell) else ""
         return self.result(

@@ -45,7 +45,7 @@ from curvlab.lab import Computed, ConfigurationError, Run, Target, panels, plots
 from curvlab.lab import load_paper_numbers as load_numbers
 from curvlab.lab.claims import ClaimResult, ClaimSheet, Interval, out_of_reach, t_interval, withheld
 from curvlab.lab.claims import judge as judge_claim
-from curvlab.lab.claims.claims import DIRECTION_ONLY, REPRODUCED
+from curvlab.lab.claims.claims import REPRODUCED
 from curvlab.lab.names import reader_names
 from curvlab.training import TrainingDivergedError
 from experiments.papers import FOLDER
@@ -361,9 +361,7 @@ def _share(claims: ClaimSheet, factor: str, own: pd.DataFrame, networks: pd.Data
     largest = f"{_shares(means, 'solver').groupby('seed').max().mean():.2g}"
     why = f"Mean shares by level: {listed}. Solved exactly, the largest is {largest}."
     result = explained(judge_claim(claim, *stats.mean(shares.groupby("seed").max()), if_not_reproduced=why), why)
-    passes = {REPRODUCED: claim.criterion.holds, DIRECTION_ONLY: claim.criterion.shows_direction}
-    missed = result.interval is not None and claim.criterion.misses((result.interval.low, result.interval.high))
-    if result.verdict in passes and passes[result.verdict]([zero]) and not missed:
+    if result.verdict == REPRODUCED and claim.criterion.holds([zero]):
         return withheld(result, f"Nothing is shown by a small share: an estimate of zero has {zero:.2g}. {why}")
     return result
 

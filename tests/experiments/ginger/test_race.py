@@ -227,11 +227,12 @@ def test_best_racer_and_rank_by_validation() -> None:
     assert of_racer(table, "muon", "accuracy").empty
 
 
-def test_a_loss_of_zero_counts_as_the_least_that_float32_has() -> None:
+def test_a_loss_of_zero_counts_as_the_least_above_it_on_its_task() -> None:
     logits = torch.tensor([[16.0, 0.0]] + [[99.0, 0.0]] * 3)
     least = float(nn.functional.cross_entropy(logits, torch.zeros(4, dtype=torch.long)))
-    found = log_losses(pd.DataFrame({"min_train_loss": [0.0, least, 1e-3]}), batch_size=4)
-    assert found.tolist() == pytest.approx([math.log10(2.0**-23 / 4), math.log10(2.0**-23 / 4), -3])
+    table = pd.DataFrame({"task": [*"aaaab"], "min_train_loss": [0.0, least, 1e-3, math.nan, 1e-2]})
+    found = log_losses(table).tolist()
+    assert found == pytest.approx([math.log10(2.0**-23 / 4), math.log10(2.0**-23 / 4), -3, math.inf, -2])
 
 
 # ------------------------------------------------------------------------------------ tables as printed

@@ -52,8 +52,8 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
                 results.append(found.judge_measure(claim, task, reading, "update_norm_ratio", why=lengths))
         fluctuates = claims.claim("update-norm-fluctuates", of=task, branch=branch, **source)
         results.append(_fluctuation(found, task, branch, fluctuates))
-        for column, words in measured_both_ways(task):
-            own = words | {"how": words["how"] + _how_often(found, task, branch, column)}
+        for column, stated in measured_both_ways(task):
+            own = stated | {"how": stated["how"] + _how_often(found, task, branch, column)}
             rises, faster, direction = (
                 claims.claim(name, **own, branch=branch, **source)
                 for name in ("llc-rises", "llc-rises-faster", "direction-not-length")

@@ -47,7 +47,7 @@ def test_make_figures_says_what_its_published_units_took(capsys: pytest.CaptureF
     told = re.search(r"`make figures` took (\d+) minutes", (ROOT / "README.md").read_text())
     assert told is not None
     times = json.loads(MINUTES.read_text(encoding="utf-8"))
-    assert 1 <= minutes / times["cores"] / int(told[1]) <= 2, "measure it on idle cores: results/minutes.json"
+    assert 0.9 <= minutes / times["cores"] / int(told[1]) <= 2, "measure it on idle cores: results/minutes.json"
     for own in times["minutes"].values():
         if "user" in own:  # what else `time` printed
             assert own["real"] < own["user"] + own["sys"] <= times["cores"] * own["real"]

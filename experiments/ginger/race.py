@@ -248,12 +248,11 @@ def log_losses(table: pd.DataFrame) -> pd.Series:
     """Return log10 of the smallest losses of a batch; one that reads 0 counts as the least above 0 on its task.
 
     Near 0 an example's log-softmax is a multiple of 2^-23, and the loss is the mean over a batch: most often an
-    epoch's last one, which has the fewest examples.
+    epoch's last one, which has the fewest examples. nan where a run diverged.
     """
     losses = table.min_train_loss
-    return np.log10(
-        losses.fillna(np.inf).clip(lower=losses.where(losses > 0).groupby(table.task).transform("min"))
-    )
+    least = losses.where(losses > 0).groupby(table.task).transform("min")
+    return np.log10(losses.clip(lower=least))
 
 
 def summarised(table: pd.DataFrame, by: Sequence[str], constant: Sequence[str] = ()) -> pd.DataFrame:

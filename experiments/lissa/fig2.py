@@ -323,15 +323,15 @@ def _batch_sizes(
             interval = t_interval(logs).mapped(math.exp)
             yield judge_claim(claim, math.exp(logs.mean()), interval, if_not_reproduced=why)
         claim = claims.claim(f"{prefix}closer-{name}", of=task, size=name)
-        if prefix:
-            levels = {n: of.fillna(0.0) for n, of in levels.items()}  # what overflows has not converged
-        zero = f"|B| = {small} overflows in every run and counts as 0. " if prefix and invalid else ""
+        lost, num = int(found[level][small].isna().sum()), len(found[level][small])
+        zeros = f"|B| = {small} overflows in {lost} of {num} seeds, which count as 0. " if lost and prefix else ""
+        levels = {n: of.fillna(0.0) if prefix else of for n, of in levels.items()}  # it has not converged
         why = (
             f"The {level} is {levels[size].mean():.3f} with |B| = {size} and {levels[small].mean():.3f} with "
             f"|B| = {small} averaged. {data}{facts}"
         )
-        closer = _over_seeds(claim, levels[size] - levels[small], zero + why)
-        yield dataclasses.replace(closer, explanation=closer.explanation or zero)
+        closer = _over_seeds(claim, levels[size] - levels[small], zeros + why)
+        yield dataclasses.replace(closer, explanation=closer.explanation or zeros)
 
 
 def _by_seed(own: pd.DataFrame, column: str) -> pd.DataFrame:

@@ -53,9 +53,6 @@ TARGET = Target(
 )
 
 
-BELOW = "Most of SGD's, measured from weights that have not converged, are: an excess over them says nothing."
-
-
 def compute(run: Run, cfg: DictConfig) -> dict[str, pd.DataFrame]:
     """Return `table`, one row for each task, optimizer, seed and checkpoint, and `matched`.
 
@@ -99,7 +96,11 @@ def _higher(claim: Claim, table: pd.DataFrame, quantity: str, matched: pd.DataFr
         return out_of_reach(claim, reason)
     sgd, ngd = (wide[[(name, epoch) for epoch in epochs]].mean(axis=1) for name in ("sgd", "ngd"))
     if sgd.mean() <= 0:
-        return out_of_reach(claim, f"SGD's mean estimate is {sgd.mean():.3g}, and no LLC is below 0. {BELOW}")
+        reason = (
+            f"SGD's mean is {sgd.mean():.3g}, though no LLC is below 0: an excess over it says nothing. From "
+            "weights that have not converged such estimates come out negative."
+        )
+        return out_of_reach(claim, reason)
     values = (ngd - sgd) / sgd.mean()  # SGD's of one seed may lie near 0
     if len(epochs) < MIN_CHECKPOINTS:
         reason = (

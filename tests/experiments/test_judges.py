@@ -167,6 +167,7 @@ RULES: dict[str, list[tuple[str, Change, str, str, str]]] = {
     ],
     "lissa/fig2/embedded": [
         ("table", where("step > 200", pearson=NAN, pearson_last=NAN), "converges", NOT, "Not finite at the end"),
+        ("table", where("num_runs > 1", pearson_last=NAN, overflow=True), "steps-clo", "reproduced", "count as 0"),
     ],
     "lissa/fig3/embedded": [("table retrieval", only("model_seed == 0"), "unrelated-lower", "reproduced", "")],
     "lissa/fig4/embedded": [("table", only("unit == 'images'"), "incoherence", OUT, "No language model")],
@@ -183,6 +184,8 @@ RULES: dict[str, list[tuple[str, Change, str, str, str]]] = {
         ("table", only("epoch == epoch.max()"), "llc-plateaus-sgd", OUT, "at the end"),
         ("table", where("epoch > 20", valid=False), "llc-higher-convnet", "not asked here", "Of epochs 10, 20."),
         ("table", where("epoch > 10", valid=False), "llc-higher-convnet", OUT, "at epoch 10 alone"),
+        ("table", where("optimizer == 'sgd'", llc_raw=-5.0), "llc-higher-raw", OUT, "no LLC is below 0"),
+        ("table", where("optimizer == 'sgd'", llc_raw=-5.0), "llc-plateaus-sgd-raw", OUT, "fewer than two seeds"),
     ],
     "ngd/fig7/embedded": [
         ("summary", where("quantity == 'validation_loss'", change=NAN), "overfits-sgd", NOT, "Measured 0 ("),

@@ -109,9 +109,7 @@ class WandbTracker(_PackageTracker):
 
     def log_table(self, name: str, table: pd.DataFrame) -> None:
         """Record a table under `name`."""
-        rows = (
-            table.astype(object).to_numpy().tolist()
-        )  # of a DataFrame W&B looks up cell by cell: seconds a target
+        rows = table.astype(object).to_numpy().tolist()  # a DataFrame W&B reads cell by cell: seconds a target
         self.log({name: self._package.Table(columns=[*map(str, table)], data=rows)})
 
     def log_folder(self, name: str, folder: Path) -> None:

@@ -12,6 +12,7 @@ float32 has (`log_losses`).
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from curvlab.lab import ClaimResult, ClaimSheet, Computed, Target, out_of_reach
@@ -56,7 +57,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         gate = judge_regime(claims.claim("reaches-regime", of=str(task)), own)
         sweeps = {"published-insensitive-loss": "published", "insensitive-loss": "grid"}
         grids = (
-            judge_grid(claims.claim(name, of=str(task)), own, sweep, "log", cells)
+            judge_grid(claims.claim(name, of=str(task)), own, sweep, "log", cells + _zeros(own, sweep))
             for name, sweep in sweeps.items()
         )
         results += gated(gate, grids)
@@ -66,6 +67,14 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             )
         ]
     return results
+
+
+def _zeros(table: pd.DataFrame, sweep: str) -> str:
+    """Say how many losses of a grid read 0, and at which decays: float32 tells such cells not apart."""
+    own = table[table.sweep == sweep]
+    zeros = own[own.min_train_loss == 0].groupby("decay").size()
+    listed = ", ".join(f"{count} at decay {decay:g}" for decay, count in zeros.items())
+    return f" Of {len(own)} losses {zeros.sum()} read 0 in float32: {listed}." if len(zeros) else ""
 
 
 def draw(computed: Computed) -> dict[str, Figure]:

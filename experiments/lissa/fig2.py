@@ -7,8 +7,8 @@ averaged over ten runs, which see as much data where ten divides the batch size 
 13, which the claims say). Test influences are correlated between steps, as in the paper, and at each step with
 those of the exact solution. The paper shows one training image (it does not say which) and one run; here every
 number is a mean over several points and seeds. A run that overflows is shown as such, and no number stands for its
-correlation: it has no plateau and no last step, and claims on when it reaches them are out of reach. How close it
-came before is judged. What overflows has not converged: where that is judged, any batch size counts as 0 then.
+correlation: it has no plateau and no last step, and claims on these are out of reach. How close it came before is
+judged. Where the recommended batch overflows it has not converged, and counts as 0.
 
 One panel goes beyond the paper: an overfitted network with small damping, where the recipe with C = 2 diverges and
 the one with C measured (`Lissa.auto`) does not; nor does C = 2 with examples drawn by importance, ours. Exact
@@ -323,15 +323,14 @@ def _batch_sizes(
             interval = t_interval(logs).mapped(math.exp)
             yield judge_claim(claim, math.exp(logs.mean()), interval, if_not_reproduced=why)
         claim = claims.claim(f"{prefix}closer-{name}", of=task, size=name)
-        lost, num = int(found[level][small].isna().sum()), len(found[level][small])
-        zeros = f"|B| = {small} overflows in {lost} of {num} seeds, which count as 0. " if lost and prefix else ""
-        levels = {n: of.fillna(0.0) if prefix else of for n, of in levels.items()}  # it has not converged
+        if invalid and prefix:
+            yield out_of_reach(claim, f"{REFUSED} {facts}")
+            continue
         why = (
             f"The {level} is {levels[size].mean():.3f} with |B| = {size} and {levels[small].mean():.3f} with "
             f"|B| = {small} averaged. {data}{facts}"
         )
-        closer = _over_seeds(claim, levels[size] - levels[small], zeros + why)
-        yield dataclasses.replace(closer, explanation=closer.explanation or zeros)
+        yield _over_seeds(claim, levels[size] - levels[small], why)
 
 
 def _by_seed(own: pd.DataFrame, column: str) -> pd.DataFrame:

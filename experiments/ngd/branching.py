@@ -9,7 +9,7 @@ two and a half times the step, NGD's chains at the raised rate ended above it. N
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -168,6 +168,8 @@ class Branches:
         if not 1 / EQUAL_LENGTH <= lengths.mean() <= EQUAL_LENGTH:
             reason = f"The steps are not of equal length: NGD's are {lengths.mean():.2g} times as long as SGD's."
             return out_of_reach(claim, reason)
+        if reason := self.below_zero(task, [sgd, ngd], column):
+            return out_of_reach(claim, reason)
         own = self.counted(column)[lambda table: (table.task == task) & table.branch.isin([sgd, ngd])]
         wide = own.pivot_table(index=["seed", "epoch"], columns="branch", values=column)
         both = wide.dropna() if {sgd, ngd} <= set(wide) else wide[:0]
@@ -179,6 +181,15 @@ class Branches:
             f"Steps: NGD's are {lengths.mean():.3g} times as long as SGD's. {self.told(task, f'{column}_change')}"
         )
         return self.judge_values(claim, task, [sgd, ngd], values, why=why)
+
+    def below_zero(self, task: str, branches: Collection[str], column: str) -> str:
+        """Return why the LLC of some of these branches says nothing after the split: its mean is at most 0; or ""."""
+        own = self.counted(column)[lambda table: (table.task == task) & table.branch.isin(branches)]
+        low = [(name, mean) for name, mean in own.groupby("branch")[column].mean().items() if mean <= 0]
+        listed = ", ".join(f"{name} {mean:.3g}" for name, mean in low)
+        return (
+            f"No LLC is below 0, and after the split the mean estimate is not above it: {listed}." if low else ""
+        )
 
     def counted(self, column: str) -> pd.DataFrame:
         """Return the checkpoints whose estimates count: the valid ones, and as the paper measures it, raw, all."""

@@ -60,9 +60,11 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
             )
             slopes = [found.by_seed(task, name, f"{column}_slope") for name in (branch, "sgd")]
             why = found.told(task, f"{column}_slope", "train_loss_ratio")
+            compared = found.judge_values(faster, task, ["sgd", branch], slopes[0] - slopes[1], why=why)
+            reason = found.below_zero(task, ["sgd", branch], column)
             results += [
                 found.judge_measure(rises, task, branch, f"{column}_slope"),
-                found.judge_values(faster, task, ["sgd", branch], slopes[0] - slopes[1], why=why),
+                out_of_reach(faster, reason) if reason else compared,
                 found.judge_direction(direction, task, "sgd", branch, column),
             ]
     return results

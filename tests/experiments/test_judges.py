@@ -167,7 +167,6 @@ RULES: dict[str, list[tuple[str, Change, str, str, str]]] = {
     ],
     "lissa/fig2/embedded": [
         ("table", where("step > 200", pearson=NAN, pearson_last=NAN), "converges", NOT, "Not finite at the end"),
-        ("table", where("num_runs > 1", pearson_last=NAN, overflow=True), "steps-clo", "reproduced", "count as 0"),
     ],
     "lissa/fig3/embedded": [("table retrieval", only("model_seed == 0"), "unrelated-lower", "reproduced", "")],
     "lissa/fig4/embedded": [("table", only("unit == 'images'"), "incoherence", OUT, "No language model")],

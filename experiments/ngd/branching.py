@@ -183,7 +183,7 @@ class Branches:
         return self.judge_values(claim, task, [sgd, ngd], values, why=why)
 
     def below_zero(self, task: str, branches: Collection[str], column: str) -> str:
-        """Return why the LLC of one of these branches says nothing: its mean after the split is at most 0; or ""."""
+        """Return why the LLC of a branch says nothing: its mean after the split is at most 0; or ""."""
         own = self.counted(column)[lambda table: (table.task == task) & table.branch.isin(branches)]
         low = [(name, mean) for name, mean in own.groupby("branch")[column].mean().items() if mean <= 0]
         listed = ", ".join(f"{name} {mean:.3g}" for name, mean in low)

@@ -143,7 +143,7 @@ def _plateau(claim: Claim, table: pd.DataFrame, optimizer: str, column: str) -> 
         return out_of_reach(claim, "For fewer than two seeds the LLC is one both in the middle and at the end.")
     loss = _second_half(table, optimizer, "train_loss")
     why = (
-        f"{len(ratios)} of {table.seed.nunique()} seeds have an estimate above 0 at both ends. The training loss at "
+        f"{len(ratios)} of {table.seed.nunique()} seeds have an estimate above 0 at both. The training loss at "
         f"the end is {loss.mean():.2g} times that at half the epochs."
     )
     return judge_claim(claim, ratios.mean(), t_interval(ratios), if_not_reproduced=why)

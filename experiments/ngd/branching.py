@@ -161,18 +161,21 @@ class Branches:
     def judge_direction(self, claim: Claim, task: str, sgd: str, ngd: str, column: str) -> ClaimResult:
         """Judge NGD's LLC over SGD's after the split, where their steps are of equal length.
 
-        The mean over the checkpoints at which both count, NGD's minus SGD's, over the seeds' LLC at the split.
-        Where a seed lacks one, its mean is of the others.
+        The mean over the checkpoints at which both count and that epoch's steps, too, are of equal length: NGD's
+        minus SGD's, over the seeds' LLC at the split. Where a seed lacks one, its mean is of the others.
         """
         lengths = self.by_seed(task, ngd, "step_norm_ratio") / self.by_seed(task, sgd, "step_norm_ratio")
-        if not 1 / EQUAL_LENGTH <= lengths.mean() <= EQUAL_LENGTH:
+        if not _equal(lengths.mean()):
             reason = f"The steps are not of equal length: NGD's are {lengths.mean():.2g} times as long as SGD's."
             return out_of_reach(claim, reason)
         if reason := self.below_zero(task, [sgd, ngd], column):
             return out_of_reach(claim, reason)
         own = self.counted(column)[lambda table: (table.task == task) & table.branch.isin([sgd, ngd])]
-        wide = own.pivot_table(index=["seed", "epoch"], columns="branch", values=column)
-        both = wide.dropna() if {sgd, ngd} <= set(wide) else wide[:0]
+        llcs, steps = (
+            own.pivot_table(index=["seed", "epoch"], columns="branch", values=values).reindex(columns=[sgd, ngd])
+            for values in (column, "step_norm")
+        )
+        both = llcs[_equal(steps[ngd] / steps[sgd])].dropna()
         levels = self.by_seed(task, ngd, f"{column}_split")
         if both.empty or not len(levels):
             return out_of_reach(claim, self.why_no_llc(task, [sgd, ngd]))
@@ -220,6 +223,11 @@ class Branches:
             f"{counts.sum()} of {len(estimates)} estimates are not valid, of {counts.iloc[0]} the reason is: "
             f"{counts.index[0]}."
         )
+
+
+def _equal(ratio: Any) -> Any:
+    """Return whether steps whose lengths have this ratio are of equal length."""
+    return (ratio >= 1 / EQUAL_LENGTH) & (ratio <= EQUAL_LENGTH)
 
 
 _OF_LLC = ("split", "slope", "change", "growth", "end")
@@ -327,7 +335,7 @@ def _from_the_split(table: pd.DataFrame) -> pd.DataFrame:
     splits = at_split.groupby(["task", "seed"]).llc.last()
     own = pd.MultiIndex.from_frame(table[["task", "seed"]])
     shift = table.task.map(splits.groupby("task").mean()) - splits.reindex(own).to_numpy()
-    return table.assign(llc=table.llc + shift, valid=table.valid & shift.notna())
+    return table.assign(llc=table.llc + shift.fillna(0), valid=table.valid & shift.notna())
 
 
 def _figure(table: pd.DataFrame) -> Figure:

@@ -4,10 +4,10 @@ make ngd-fig4 PRESET=smoke|embedded|laptop|paper ARGS="branches.ngd.alpha=4 seed
 
 SGD trains to the split; from there it goes on, beside NGD at the same learning rate. The paper's update size is
 ‖∇L‖ for SGD and ‖F_s⁻¹∇L‖ for NGD, ours is ‖Δw‖/lr, which is the same. The claims are judged on Kaldi's NGD with
-its output rescaled to the gradient's norm (`ngd`, as in all targets), whose update size is ‖∇L‖ by construction;
-`update-norm-steady` alone is judged on the one that is not rescaled. Beside it stand the same without rescaling
-(`ngd-unrescaled`), which only shrinks the gradient, and on a small net Eqs. 6 and 7 literally, with the full
-Fisher matrix of each batch (`exact-ngd`), where nothing bounds the size. Branches see the same batches. In the
+its output rescaled to the gradient's norm (`ngd`, as in all targets), whose update size is ‖∇L‖ by construction,
+on the same without rescaling (`ngd-unrescaled`), which only shrinks the gradient, by a factor that Kaldi's code
+has and Eq. 5 has not, and on a small net on Eqs. 6 and 7 literally, with the full Fisher matrix of each batch
+(`exact-ngd`), where nothing bounds the size. Branches see the same batches. In the
 paper's own setting the LLC is estimated at the split and at the end alone. An estimate counts as an LLC only
 where the chains have mixed and stayed above the minimum near the weights (`valid`), from which it is measured:
 the split is no minimum, and from the weights, as in the paper (`llc_raw`), the estimate lacks what the loss can
@@ -19,7 +19,9 @@ LLC goes on from 65 to 77 in the eight epochs after the split, so NGD's rise is 
 
 from __future__ import annotations
 
-from curvlab.lab import Claim, ClaimResult, ClaimSheet, Computed, Target, out_of_reach
+from collections.abc import Iterator
+
+from curvlab.lab import ClaimResult, ClaimSheet, Computed, Target, out_of_reach
 from experiments.ngd.branching import PAPER, Branches, compute, draw  # noqa: F401  this target's
 from experiments.ngd.sampling import measured_both_ways, whose
 
@@ -39,45 +41,60 @@ READINGS = {  # of Eqs. 6 and 7: what their claim's id begins with, and what bou
 
 
 def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
-    """Judge each task's NGD (exact NGD where it has that) against its SGD; intervals are over seeds."""
+    """Judge every reading of each task's NGD against its SGD; intervals are over seeds."""
     found, results = Branches.of(computed["table"]), []
     for task, branches in found.tasks():
-        branch = "ngd" if "ngd" in branches else "exact-ngd"
-        source = whose(branch == "exact-ngd")
-        lengths = f"{found.told(task, 'update_norm_ratio')} SGD's own number shows what comes of further training."
-        for reading, (prefix, words) in READINGS.items():
-            if reading in branches:
-                of = {"of": f"{prefix}{task}", "task": task, "branch": reading, "reading": words}
-                claim = claims.claim("update-norm-steady", **of, **source)
-                results.append(found.judge_measure(claim, task, reading, "update_norm_ratio", why=lengths))
-        fluctuates = claims.claim("update-norm-fluctuates", of=task, branch=branch, **source)
-        results.append(_fluctuation(found, task, branch, fluctuates))
-        for column, stated in measured_both_ways(task):
-            own = stated | {"how": stated["how"] + _how_often(found, task, branch, column)}
-            rises, faster, direction = (
-                claims.claim(name, **own, branch=branch, **source)
-                for name in ("llc-rises", "llc-rises-faster", "direction-not-length")
-            )
-            slopes = [found.by_seed(task, name, f"{column}_slope") for name in (branch, "sgd")]
-            why = found.told(task, f"{column}_slope", "train_loss_ratio")
-            compared = found.judge_values(faster, task, ["sgd", branch], slopes[0] - slopes[1], why=why)
-            reason = found.below_zero(task, ["sgd", branch], column)
-            results += [
-                found.judge_measure(rises, task, branch, f"{column}_slope"),
-                out_of_reach(faster, reason) if reason else compared,
-                found.judge_direction(direction, task, "sgd", branch, column),
-            ]
+        readings = [reading for reading in READINGS if reading in branches]
+        results += [_steady(found, claims, task, reading) for reading in readings]
+        results += [_fluctuation(found, claims, task, reading) for reading in readings]
+        for reading in readings:
+            results += _of_llc(found, claims, task, reading)
     return results
+
+
+def _words(task: str, reading: str) -> dict[str, str]:
+    """Return {of}, {branch} and {whose} of all claims but the one on the size itself."""
+    prefix = "unrescaled-" if reading == "ngd-unrescaled" else ""
+    return {"of": f"{prefix}{task}", "branch": reading, **whose(reading == "exact-ngd")}
+
+
+def _steady(found: Branches, claims: ClaimSheet, task: str, reading: str) -> ClaimResult:
+    prefix, words = READINGS[reading]
+    of = _words(task, reading) | {"of": f"{prefix}{task}", "task": task, "reading": words}
+    why = f"{found.told(task, 'update_norm_ratio')} SGD's own number shows what comes of further training."
+    return found.judge_measure(
+        claims.claim("update-norm-steady", **of), task, reading, "update_norm_ratio", why=why
+    )
+
+
+def _fluctuation(found: Branches, claims: ClaimSheet, task: str, reading: str) -> ClaimResult:
+    claim = claims.claim("update-norm-fluctuates", task=task, **_words(task, reading))
+    values = found.by_seed(task, reading, "fluctuation") / found.by_seed(task, "sgd", "fluctuation")
+    if values.count() < 2:
+        return out_of_reach(claim, "It needs three epochs after the split and two seeds.")
+    return found.judge_values(claim, task, [reading], values, why=found.told(task, "fluctuation"))
+
+
+def _of_llc(found: Branches, claims: ClaimSheet, task: str, reading: str) -> Iterator[ClaimResult]:
+    """Yield the claims on the LLC, where it is estimated; of unrescaled NGD not the one at equal step length."""
+    if found.table[(found.table.task == task) & (found.table.branch == reading)].llc.isna().all():
+        return
+    for column, stated in measured_both_ways(task):
+        words = _words(stated["of"], reading)
+        own = stated | words | {"how": stated["how"] + _how_often(found, task, reading, column)}
+        why = found.told(task, f"{column}_slope", "train_loss_ratio")
+        slopes = [found.by_seed(task, name, f"{column}_slope") for name in (reading, "sgd")]
+        faster = claims.claim("llc-rises-faster", **own)
+        compared = found.judge_values(faster, task, ["sgd", reading], slopes[0] - slopes[1], why=why)
+        reason = found.below_zero(task, ["sgd", reading], column)
+        yield found.judge_measure(claims.claim("llc-rises", **own), task, reading, f"{column}_slope")
+        yield out_of_reach(faster, reason) if reason else compared
+        if reading != "ngd-unrescaled":
+            direction = claims.claim("direction-not-length", **own)
+            yield found.judge_direction(direction, task, "sgd", reading, column)
 
 
 def _how_often(found: Branches, task: str, branch: str, column: str) -> str:
     """Say so where the LLC is estimated once after the split: that tells a change, and not how steady it is."""
     own = found.table[(found.table.task == task) & (found.table.branch == branch)].dropna(subset=column)
     return "" if own.epoch.nunique() != 1 else ", from two points, which tell a rise and not a steady one"
-
-
-def _fluctuation(found: Branches, task: str, branch: str, claim: Claim) -> ClaimResult:
-    values = found.by_seed(task, branch, "fluctuation") / found.by_seed(task, "sgd", "fluctuation")
-    if values.count() < 2:
-        return out_of_reach(claim, "It needs three epochs after the split and two seeds.")
-    return found.judge_values(claim, task, [branch], values, why=found.told(task, "fluctuation"))

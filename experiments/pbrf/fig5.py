@@ -49,7 +49,7 @@ from curvlab.lab.claims.claims import REPRODUCED
 from curvlab.lab.names import reader_names
 from curvlab.training import TrainingDivergedError
 from experiments.papers import FOLDER
-from experiments.pbrf.gaps import arrived, explained
+from experiments.pbrf.gaps import SOLVER_BY_LISSA, arrived, explained, gaps_by_lissa
 from experiments.pbrf.networks import load_network
 from experiments.pbrf.responses import NORMS, Decomposition
 from experiments.shared import stats
@@ -76,7 +76,7 @@ TARGET = Target(
     curves=("table: mean over level by factor, gap",),
 )
 CURVATURE = "gauss_newton"
-BY_LINEARISED, SOLVER_BY_LISSA = "moved by linearised", "solver by LiSSA"
+BY_LINEARISED = "moved by linearised"
 
 
 # ------------------------------------------------------------------------------------ levels
@@ -178,8 +178,7 @@ def _measured(found: Decomposition) -> Iterable[dict[str, Any]]:
     """Yield the gaps of one network at one level, a row for each group and gap."""
     pairs = {"whole": ("cold", "influence"), "moved": ("influence", "base"), "retrained": ("cold", "base")}
     gaps = found.distances(GAPS | pairs | {BY_LINEARISED: ("linearised", "base")}, CURVATURE)
-    lissa = found.lissa_at_smallest(CURVATURE)
-    gaps |= {f"{name} by LiSSA": lissa[name] for name in ("solver", "moved") if lissa}
+    gaps |= gaps_by_lissa(found.lissa_at_smallest(CURVATURE))
     for gap, values in gaps.items():
         for group, own in enumerate(values.tolist()):
             yield {"group": group, "gap": gap} | dict(zip(NORMS, own, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,13 +23,16 @@ from experiments.shared import stats
 
 # Distances from θ^s beside the gaps: of the influence estimate, and of two responses.
 MOVES = {"moved": "influence", "moved by PBRF": "proximal_bregman", "moved by linearised": "linearised"}
+SOLVER_BY_LISSA = "solver by LiSSA"  # beside that of an exact solve
 
 
 # ------------------------------------------------------------------------------------ compute
 def gap_tables(run: Run, cfg: DictConfig, curvature: str, printed: str) -> dict[str, pd.DataFrame]:
     """Return `table`, `points` and `networks`, rows for tasks, for points and gaps, and for seeds.
 
-    `points` has, beside the gaps, the distances `MOVES`; all per example and in total (see `Decomposition`).
+    `points` has, beside the gaps, the distances `MOVES`; all per example and in total (see `Decomposition`). Of
+    tasks with `solver_by_lissa` also the solver error and the move by LiSSA, at the smallest of the paper's
+    scalings at which it is finite; `table` names it in "LiSSA beside".
 
     `networks` says what a row is worth: training loss, that of the best constant outputs, gradient norm at θ^s,
     test loss, and residual of the influence estimate, the largest of its points'. With the Hessian also what its
@@ -57,6 +60,8 @@ def gap_tables(run: Run, cfg: DictConfig, curvature: str, printed: str) -> dict[
             solved = found.is_solved(curvature)
             moves = {move: (other, "base") for move, other in MOVES.items()}
             measured = found.distances(GAPS | moves, curvature)
+            lissa = found.lissa_at_smallest(curvature) if settings.get("solver_by_lissa") else {}
+            measured |= gaps_by_lissa(lissa)
             state = {key.replace("_", " "): value for key, value in found.base_state().items()}
             shown = {key: state[key] for key in ("train loss", "constant loss", "gradient norm", "test loss")}
             shown |= {"residual": found.influence(curvature)[1] if solved else math.nan}
@@ -70,6 +75,7 @@ def gap_tables(run: Run, cfg: DictConfig, curvature: str, printed: str) -> dict[
         size = {"P": len(network.initial), "N": len(network.train[1]), "epochs": network.num_epochs}
         sampled = settings.influence[curvature]._target_.endswith("Lissa")
         by = {"estimate": LISSA} if sampled else {}  # else solved, as the tables have it that lack the column
+        by |= {"LiSSA beside": lissa["name"]} if lissa else {}
         row = _row(settings, size, pd.DataFrame(states), pd.DataFrame(own), printed)
         rows.append(row | by | {"residual": float(np.max(residuals)) if residuals else math.nan})
         points += own
@@ -77,6 +83,11 @@ def gap_tables(run: Run, cfg: DictConfig, curvature: str, printed: str) -> dict[
     found_networks = pd.DataFrame(networks)
     run.note(seeds=sorted(set(found_networks.seed.tolist())))
     return {"table": pd.DataFrame(rows), "points": pd.DataFrame(points), "networks": found_networks}
+
+
+def gaps_by_lissa(lissa: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the solver error and the move by LiSSA, as `Decomposition.truncated` has them; nothing of nothing."""
+    return {SOLVER_BY_LISSA: lissa["solver"], "moved by LiSSA": lissa["moved"]} if lissa else {}
 
 
 def _saddle(found: Decomposition, curvature: str) -> dict[str, float]:

@@ -324,7 +324,7 @@ def _hours(shown: Mapping[str, Sequence[ResultFolder]]) -> str:
 
 def _left_open(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str, str]) -> list[str]:
     """Return how many of each paper's own claims one preset leaves open, and why; what it did not ask counts."""
-    rows, folders = [], [folder for own in shown.values() for folder in own if folder.preset == OPEN_AT]
+    found, folders = [], [folder for own in shown.values() for folder in own if folder.preset == OPEN_AT]
     for paper in shown:
         claims = [each for folder in folders for each in causes.own_claims(paper, folder)]
         if paper == "benchmarks" or not claims:
@@ -335,9 +335,17 @@ def _left_open(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str,
         measured = sum(each.value is not None for each in not_asked)
         numbers = [counts[UNDECIDED], counts[OUT_OF_REACH], powerless, measured - powerless]
         numbers.append(len(not_asked) - measured)
-        asked, share = len(claims) - len(not_asked), f"{100 * sum(numbers) / len(claims):.0f} %"
         title = titles.get(paper, paper).partition(":")[0]
-        rows.append([title, *map(str, (len(claims), asked, *numbers)), share])
+        found.append((title, [len(claims), len(claims) - len(not_asked), *numbers]))
+    if not found:
+        return []
+    whole = [sum(column) for column in zip(*(numbers for _, numbers in found), strict=True)]
+    _, asked, undecided, unreached, powerless, *_ = whole
+    shares = [undecided / asked, unreached / asked, (undecided + powerless) / (asked + powerless)]
+    said = [f"{100 * share:.1f} %" for share in shares]
+    rows = [
+        [title, *map(str, own), f"{100 * sum(own[2:]) / own[0]:.0f} %"] for title, own in (*found, ("all", whole))
+    ]
     return [
         "## Left open",
         "",
@@ -346,7 +354,8 @@ def _left_open(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str,
         "Claims that were not asked are *measured without power*, *shown* (measured, and for a reason",
         "that its note gives, or of fewer than three seeds, not judged) or *not measured*. Without power",
         "means: undecided, as the spread of the run's own first two seeds had said; a headline counts these",
-        "as undecided.",
+        f"as undecided. Of all asked {said[0]} are undecided, {said[1]} out of reach; with those without power",
+        f"{said[2]} are undecided.",
         "",
     ]
 

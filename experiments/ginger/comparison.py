@@ -71,6 +71,8 @@ WORKING = {
     "ginger_unclipped": "Ginger, never clipped",
     "ginger_published": "Ginger as published",
 }
+TUNED = "ginger_tuned"  # in place of the unclipped one, where tuning chose no clip
+SHOWN = dict([*WORKING.items()][:-1]) | {TUNED: "Ginger, tuned: no clip"} | WORKING  # published is last
 
 
 def draw_what_works(
@@ -79,19 +81,24 @@ def draw_what_works(
     """Draw what of Ginger works: momentum, its clip, its curvature, both; and the share of entries at the clip.
 
     Args:
-        table: runs; without curvature and unclipped at one rank alone.
+        table: runs; without curvature and unclipped at one rank alone. Tuned ones stand where no unclipped one ran
+            and tuning chose no clip.
         clipped: step and share of the racers that clip.
         quantities: columns with their labels, of which the difference to momentum is drawn, with 95 % t intervals.
         by: the column of rows of panels.
         rank: for the title.
     """
-    table = table[table.racer.isin(list(WORKING))]
+    has_no_clip = (table.racer == "ginger") & table["clip"].isna()
+    has_none_else = table.groupby(by).racer.transform(lambda racers: "ginger_unclipped" not in set(racers))
+    table = table.assign(racer=table.racer.mask(has_no_clip & has_none_else, TUNED))
+    table = table[table.racer.isin(list(SHOWN))]
+    table = table[table.groupby(by).racer.transform("nunique") > 1]  # momentum alone takes nothing apart
     figure, rows = panels.rows(table, by=by, columns=len(quantities) + 1, panel_size=(3.6, 2.2))
     styles = panels.styles_of(WORKING.values())
     for axes, name, own in rows:
         for ax, (column, label) in zip(axes, quantities.items(), strict=False):
             points = []
-            for racer, entry in WORKING.items():
+            for racer, entry in SHOWN.items():
                 if not (own.racer == racer).any():
                     continue
                 value, interval = stats.mean(of_racer(own, racer, column) - of_racer(own, "momentum", column))

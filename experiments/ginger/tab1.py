@@ -327,8 +327,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     table = table.assign(percent=100 * table[ACCURACY])
     first = table.task == table.task.iloc[0]
     figures = {"figure.png": _table_1(table[first], computed["paper"])}
-    own = table[table.racer.isin(list(WORKING)) & (table["rank"].isna() | (table["rank"] == rank))]
-    own = own[own.groupby("task").racer.transform("nunique") > 1]  # momentum alone takes nothing apart
+    own = table[table.racer.isin([*WORKING, "ginger"]) & (table["rank"].isna() | (table["rank"] == rank))]
     own = _with_last_epoch(own, computed["curves"])
     shown = own.assign(decades=np.log10(own.last_epoch))
     labels = {

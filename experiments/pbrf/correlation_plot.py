@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from curvlab.lab import Computed, panels, plots
+from curvlab.lab.names import reader_names
 from experiments.pbrf.correlations import PBRF, chosen_lissa
 from experiments.pbrf.gaps import LARGEST_RESIDUAL
 from experiments.pbrf.minima import REACHED
@@ -28,6 +30,7 @@ LABELS = {
     "linearised_minimum": "linearised minimum",
 }
 CURVATURES = {"gauss_newton": "Gauss-Newton", "hessian": "Hessian"}
+SCALED = {PBRF: "-", "slow_two_stage": "--", "two_stage": ":"}  # shown over σ, and by which line
 BEST, SMALLEST = "LiSSA, its best σ", "LiSSA, its smallest σ"
 ENTRIES = {OWN_LENGTH: "filter of the PBRF's length", EXACT: "exact solve"}
 ORDER = (BEST, SMALLEST, *ENTRIES.values())
@@ -41,7 +44,7 @@ MOST = 3  # panels of the headline picture
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
-    """Return the paper's responses of up to three tasks, by the matrix that is judged; and all of all."""
+    """Return the paper's responses of up to three tasks, by the matrix that is judged; and of all, over σ, too."""
     table = _shown(computed)
     own = table[(table.curvature == table.curvature.iloc[0]) & table["pearson paper low"].notna()]
     tasks = own.task.unique()[:MOST].tolist()
@@ -57,17 +60,53 @@ def draw(computed: Computed) -> dict[str, Figure]:
     note = "mean over the points left out; bars: 95 % interval over seeds"
     stages = "two_stage" in set(own.response) and "\nthe paper has one row of two stages, of no stated rate"
     panels.legend(headline, title=f"Pearson, {note}{stages or ''}", columns=5)
-    more, rows = panels.rows(table, by="place", columns=len(COEFFICIENTS), panel_size=(2.9, 3.4))
-    for axes, place, of_place in rows:
-        for ax, (column, label) in zip(axes, COEFFICIENTS.items(), strict=True):
-            _forest(ax, of_place, column)
-            panels.frame(ax, x=label)
-        for ax in axes[1:]:
+    return {"figure.png": headline, "figure_more.png": _more(computed, table, note)}
+
+
+def _more(computed: Computed, table: pd.DataFrame, note: str) -> Figure:
+    """Return all responses by each matrix; beside those of the paper's tasks Pearson over LiSSA's scaling, too."""
+    height, width, note = 0.75 + 0.4 * table.response.nunique(), len(COEFFICIENTS), f"{note}; hollow: not solved"
+    if is_papers := table["pearson paper"].notna().any():
+        width += 1
+        note += "\nright: band and lines across (filter; exact if solved; dotted: the paper's) are the PBRF's"
+        note += "; no point: LiSSA not finite"
+    size = (8.7 / width, height)
+    figure, rows = panels.rows(table, by="place", columns=width, panel_size=size, sharex="col")
+    for axes, place, own in rows:
+        is_last = axes is rows[-1][0]
+        for ax, (column, label) in zip(axes, COEFFICIENTS.items(), strict=False):
+            _forest(ax, own, column)
+            panels.frame(ax, x=label if is_last else "")
+        for ax in axes[1 : len(COEFFICIENTS)]:
             ax.set_yticklabels([])
+        if is_papers:
+            axes[-1].sharey(rows[0][0][-1])
+            _scalings(axes[-1], computed["table"].merge(own[["task", "curvature"]].drop_duplicates()), own)
+            panels.frame(axes[-1], x="Pearson over σ" if is_last else "", log="x")
         # In the middle: of a long title at the left constrained layout keeps the half free beside the first panel.
-        panels.frame(axes[len(axes) // 2], title=place, size=9)
-    panels.legend(more, title=f"{note}; hollow: not solved")
-    return {"figure.png": headline, "figure_more.png": more}
+        panels.frame(axes[1], title=place, size=9)
+    panels.legend(figure, title=note)
+    return figure
+
+
+def _scalings(ax: Axes, own: pd.DataFrame, shown: pd.DataFrame) -> None:
+    """Draw LiSSA's correlations over σ; with the PBRF also the interval, other estimates and the paper's."""
+    own = own[own.estimate.str.startswith("LiSSA")]
+    own = own.assign(scaling=own.estimate.str.rpartition("= ")[2].astype(float))
+    ends: dict[str, Any] = {"low": f"{PAPERS} low", "high": f"{PAPERS} high"}
+    for response, line in SCALED.items():
+        curve = own[own.response == response]
+        if len(curve):
+            label = f"LiSSA over σ: {LABELS[response]}"
+            look: dict[str, Any] = {"linestyle": line, "marker": "." if response == PBRF else ""}
+            panels.lines(
+                ax, curve, x="scaling", y=PAPERS, label=label, **(ends if response == PBRF else {}), **look
+            )
+    styles, of_pbrf = panels.styles_of(ORDER), shown[(shown.response == PBRF) & ~shown.hollow]
+    for row in of_pbrf[of_pbrf.entry.isin(ENTRIES.values())].to_dict("records"):
+        panels.rule(ax, y=row[PAPERS], color=styles[row["entry"]]["color"], linestyle="-")
+    for number in of_pbrf["pearson paper"].dropna().unique():
+        panels.rule(ax, y=float(number), color="black", linestyle=":")
 
 
 def _shown(computed: Computed) -> pd.DataFrame:
@@ -88,7 +127,8 @@ def _shown(computed: Computed) -> pd.DataFrame:
             rows["minimum"] += f"\n({int((points <= REACHED).sum())} of {len(points)} points)"
         entries = chosen.estimate.map(names)
         hollow = (chosen.estimate == EXACT) & (residual > LARGEST_RESIDUAL[str(matrix)])
-        place = f"{task}\n{CURVATURES[str(matrix)]} matrix, {panels.seeds([own.seeds.max()])}"
+        name = textwrap.fill(reader_names([str(task)], whole=True)[str(task)], 32)
+        place = f"{name}\n{CURVATURES[str(matrix)]} matrix, {panels.seeds([own.seeds.max()])}"
         parts.append(chosen.assign(name=chosen.response.map(rows), entry=entries, hollow=hollow, place=place))
     shown = pd.concat(parts, ignore_index=True)
     return shown.sort_values("entry", key=lambda entries: entries.map(ORDER.index), kind="stable")

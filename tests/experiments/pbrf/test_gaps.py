@@ -17,7 +17,7 @@ from curvlab.influence.retraining import GAPS
 from curvlab.lab import all_targets, load_config, load_paper_numbers, start, task_settings
 from experiments import pbrf
 from experiments.papers import FOLDER
-from experiments.pbrf.gaps import draw
+from experiments.pbrf.gaps import SOLVER_BY_LISSA, draw
 from experiments.pbrf.networks import load_network
 from experiments.pbrf.responses import OWN_LENGTH, Decomposition, constant_loss, lissa_name
 from tests.refusals import refuses
@@ -180,8 +180,17 @@ def row(task: str, paper: float | None, stands_for: str = "", low: float = 1.5) 
     return sizes
 
 
+NO_POINTS = pd.DataFrame(columns=["task", "seed", "point", "gap", "per_example"])
+
+
+def points_of(task: str, **sizes: float) -> pd.DataFrame:
+    """Return three seeds' gaps of one point, a hundredth more from seed to seed."""
+    rows = [(task, seed, 0, gap, (1 + seed / 100) * size) for seed in range(3) for gap, size in sizes.items()]
+    return pd.DataFrame(rows, columns=[*NO_POINTS])
+
+
 def drawn(computed_of, *rows: dict[str, object]) -> dict[str, list[str]]:
-    figures = draw(computed_of({"table": pd.DataFrame(rows)}))
+    figures = draw(computed_of({"table": pd.DataFrame(rows), "points": NO_POINTS}))
     return {name: [ax.get_title() for ax in figure.axes] for name, figure in figures.items()}
 
 
@@ -199,12 +208,42 @@ def test_the_headline_picture_has_the_rows_that_decide_and_the_other_says_why_no
 
 def test_the_figure_has_intervals_and_the_papers_values(computed_of) -> None:
     rows = [row("a", 0.5), row("b", 0.0), row("c", None)]
-    figure = draw(computed_of({"table": pd.DataFrame(rows)}))["figure_more.png"]
+    figure = draw(computed_of({"table": pd.DataFrame(rows), "points": NO_POINTS}))["figure_more.png"]
     printed = [ax.collections[-1].get_offsets()[1:, 0].tolist() for ax in figure.axes[:2]]
     assert printed == [[0.5] * len(GAPS), [5e-4] * len(GAPS)]
     assert len(figure.axes[2].collections) == len(figure.axes[0].collections) - 1
     bars = figure.axes[0].collections[0].get_segments()[1:]
     assert [segment[:, 0].tolist() for segment in bars] == [[1.5, 2.5]] * len(GAPS)
+
+
+def test_the_papers_solver_error_stands_beside_lissa_where_that_is_computed(computed_of) -> None:
+    points = points_of("a", **{SOLVER_BY_LISSA: 0.3})
+    table = pd.DataFrame([row("a", 0.5)])
+    ax = draw(computed_of({"table": table, "points": points}))["figure.png"].axes[0]
+    names = [label.get_text() for label in ax.get_yticklabels()]
+    assert names[-2:] == ["solver error, exact", "solver error, LiSSA"]
+    diamonds = ax.collections[-1].get_offsets()[:, 0]
+    assert diamonds[-2:].tolist() == [None, 0.5]  # masked: none beside the exact solve
+
+
+def test_the_papers_claim_and_its_solver_cell_are_judged_by_lissa(results_of) -> None:
+    sizes = dict.fromkeys(GAPS, 1.0) | {"solver": 9.0, SOLVER_BY_LISSA: 0.1, "linearisation": 0.1}
+    moves = {"moved": 9.0, "moved by PBRF": 1.0, "moved by linearised": 9.0}
+    own = row("m", 0.1) | {"epochs": 1000, "LiSSA beside": "LiSSA, σ = 10", "gradient norm": 0.1}
+    own |= {"train loss": 0.1, "constant loss": 1.0, "residual": 1e-3, "moved by PBRF": 1.0}
+    found = results_of("pbrf/tab5", {"table": pd.DataFrame([own]), "points": points_of("m", **sizes, **moves)})
+    by_lissa, exact = found["answers-another-question"], found["exact-answers-another-question"]
+    assert by_lissa.value == pytest.approx(0.2 / 3.2)
+    assert exact.value == pytest.approx(9.1 / 12.1)
+    assert not by_lissa.claim.source.startswith("ours")
+    assert exact.claim.source.startswith("ours")
+    assert found["cell-agrees-solver"].value == 0  # 0.1, as printed; the exact one is 9
+    unsolved = own | {"residual": 0.5}
+    found = results_of(
+        "pbrf/tab5", {"table": pd.DataFrame([unsolved]), "points": points_of("m", **sizes, **moves)}
+    )
+    assert found["answers-another-question"].value == pytest.approx(0.2 / 3.2)  # LiSSA, whatever its residual
+    assert found["exact-answers-another-question"].value is None
 
 
 # ------------------------------------------------------------------ what is quoted

@@ -25,8 +25,8 @@ def test_number_words_of_findings_are_those_of_the_claims() -> None:
     assert longer.low < 0.9 < longer.high
     assert "On MNIST, at a rate whose PBRF is as long, it is open; with the Hessian farther on Concrete" in told
     energy = claims["pbrf/tab5/answers-another-question-mlp-128-128-energy"]
-    assert energy.value < float(energy.claim.words["zero"]) < 1.2 * energy.value
-    assert "but predicting no change would have about as little" in told
+    assert energy.value < float(energy.claim.words["zero"]) < 1.5 * energy.value
+    assert "but predicting no change would have little more" in told
     tab8 = (at["pbrf/tab8", preset] for preset in ("laptop", "paper"))
     laptop, paper = ({each.claim.id.removesuffix("-mlp-128-128-energy"): each for each in own} for own in tab8)
     slow = [of["slow-two-stages"] for of in (paper, laptop)]
@@ -95,10 +95,7 @@ def test_number_words_of_findings_are_those_of_the_claims() -> None:
     rises = claims["ngd/fig3/llc-never-rises-with-epsilon-ffnn-64-mnist-10000"]
     assert rises.interval.low > 1
     assert rises.value < 1.15
-    assert (
-        "past a certain size, and from there the LLC rises a little. There it drops to less than half"
-        in told
-    )
+    assert "past a certain size, and from there the LLC rises a little. There it drops to less than half" in told
     assert set(verdicts("ngd/fig7/llc-increases-sgd")) == {UNDECIDED}
     tuning = read_table(ROOT / "results/ngd/fig1/laptop", "tuning").query(
         "chosen and task.str.contains('1-layer')"

@@ -165,7 +165,7 @@ TYPED = {
     "README.md": "88",
     "CONTRIBUTING.md": "450 64 2",
     "running.md": "2e-3 5 1",
-    "CHANGELOG.md": "5 1 5 700 1 2",
+    "CHANGELOG.md": "5 5 1 5 5 700 1 2",
     "howto.md": "0",
     "enter.md": "0.1 0.715 0.734 0.3 0.1 0.742 0.0001 1 95 3 1 0 95 1 6 20",
     "library.md": "0.76 0.95 100 2 3",

@@ -302,10 +302,12 @@ def gap_figure(
         shown["low"] = shown.low.clip(lower=1e-3 * smallest)  # an interval down to 0 ends at the edge
         paper = "paper" if shown.paper.notna().any() else None
         panels.forest(ax, shown, name="name", value="value", low="low", high="high", by="curvlab", paper=paper)
-        panels.frame(ax, x="‖Y_a − Y_b‖ / √N", title=row.task + _lacking(row), log="x")
+        panels.frame(ax, title=row.task + _lacking(row), log="x")
         ax.set_xlim(left=smallest / 3)
     for ax in axes[:, 1:].flat:
         ax.set_yticklabels([])
+    for ax in axes.flat[max(0, len(table) - columns) : len(table)]:  # the lowest of each column
+        ax.set_xlabel("‖Y_a − Y_b‖ / √N")
     for ax in axes.flat[len(table) :]:
         ax.remove()
     panels.legend(figure, title=NOTE)

@@ -249,8 +249,8 @@ NOTE = (
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the sizes of the five gaps: of the tasks nearest to the paper's, and of all with what they lack."""
     table, more = computed["table"].copy(), _by_lissa(computed["table"], computed["points"])
-    if len(more):  # the paper's is by LiSSA, too
-        table.loc[table.task.isin(more.task), "solver paper mean"] = np.nan
+    # The paper's is by LiSSA, too: it stands there, where that is.
+    table.loc[table.task.isin(more.task[more.value.notna()]), "solver paper mean"] = np.nan
     return {
         "figure.png": gap_figure(nearest(table), MOST, 4.0, more, solver=", exact" if len(more) else ""),
         "figure_more.png": gap_figure(table, 3, 2.3, more),
@@ -258,15 +258,19 @@ def draw(computed: Computed) -> dict[str, Figure]:
 
 
 def _by_lissa(table: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
-    """Return the solver errors by LiSSA, where they stand beside the exact solve's, for `gap_figure`."""
+    """Return solver errors by LiSSA for `gap_figure`: where any task has one, a row for each."""
+    by_task = dict(list(points[points.gap == SOLVER_BY_LISSA].groupby("task")))
     rows = []
-    for task, own in points[points.gap == SOLVER_BY_LISSA].groupby("task", sort=False):
-        of_seeds = own.groupby("seed").per_example.mean()
-        paper = np.maximum(table.set_index("task")["solver paper mean"][task], SMALLEST)
-        ends = t_interval(of_seeds)
-        size = {"value": of_seeds.mean(), "low": ends.low, "high": ends.high, "paper": paper}
-        rows.append({"task": task, "name": f"{LABELS['solver']}, LiSSA", "curvlab": "curvlab"} | size)
-    return pd.DataFrame(rows, columns=["task", "name", "curvlab", "value", "low", "high", "paper"])
+    for task, printed in zip(table.task, table.get("solver paper mean", np.nan * table.seeds), strict=True):
+        row: dict[str, Any] = {"task": task, "name": f"{LABELS['solver']}, LiSSA", "curvlab": "curvlab"}
+        if task in by_task:
+            of_seeds = by_task[task].groupby("seed").per_example.mean()
+            ends = t_interval(of_seeds)
+            row |= {"value": of_seeds.mean(), "low": ends.low, "high": ends.high}
+            row |= {"paper": np.maximum(printed, SMALLEST)}
+        rows.append(row)
+    columns = ["task", "name", "curvlab", "value", "low", "high", "paper"]
+    return pd.DataFrame(rows if by_task else [], columns=columns).astype(dict.fromkeys(columns[3:], float))
 
 
 def nearest(table: pd.DataFrame) -> pd.DataFrame:

@@ -175,8 +175,11 @@ class Branches:
             own.pivot_table(index=["seed", "epoch"], columns="branch", values=values).reindex(columns=[sgd, ngd])
             for values in (column, "step_norm")
         )
-        both = llcs[_equal(steps[ngd] / steps[sgd])].dropna()
+        counted, equal = llcs.dropna(), _equal(steps[ngd] / steps[sgd])
+        both = counted[equal.reindex(counted.index, fill_value=False)]
         levels = self.by_seed(task, ngd, f"{column}_split")
+        if len(counted) and both.empty:
+            return out_of_reach(claim, "In no checkpoint's own epoch are the steps of equal length.")
         if both.empty or not len(levels):
             return out_of_reach(claim, self.why_no_llc(task, [sgd, ngd]))
         values = (both[ngd] - both[sgd]).groupby("seed").mean() / levels.mean()

@@ -76,8 +76,9 @@ def _fluctuation(found: Branches, claims: ClaimSheet, task: str, reading: str) -
 
 
 def _of_llc(found: Branches, claims: ClaimSheet, task: str, reading: str) -> Iterator[ClaimResult]:
-    """Yield the claims on the LLC, where it is estimated; of unrescaled NGD not the one at equal step length."""
-    if found.table[(found.table.task == task) & (found.table.branch == reading)].llc.isna().all():
+    """Yield the claims on the LLC; of unrescaled NGD where it is estimated, less that at equal length."""
+    own_rows = found.table[(found.table.task == task) & (found.table.branch == reading)]
+    if reading == "ngd-unrescaled" and own_rows.llc.isna().all():
         return
     for column, stated in measured_both_ways(task):
         words = _words(stated["of"], reading)

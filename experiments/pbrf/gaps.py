@@ -32,7 +32,7 @@ def gap_tables(run: Run, cfg: DictConfig, curvature: str, printed: str) -> dict[
 
     `points` has, beside the gaps, the distances `MOVES`; all per example and in total (see `Decomposition`). Of
     tasks with `solver_by_lissa` also the solver error and the move by LiSSA, at the smallest of the paper's
-    scalings at which it is finite; `table` names it in "LiSSA beside".
+    scalings at which it is finite; `table` names it in "LiSSA beside", if it is in every seed.
 
     `networks` says what a row is worth: training loss, that of the best constant outputs, gradient norm at θ^s,
     test loss, and residual of the influence estimate, the largest of its points'. With the Hessian also what its
@@ -53,7 +53,7 @@ def gap_tables(run: Run, cfg: DictConfig, curvature: str, printed: str) -> dict[
     """
     rows, points, networks = [], [], []
     for name, settings in task_settings(cfg).items():
-        own, states, residuals = [], [], []
+        own, states, residuals, lissas = [], [], [], []
         for seed in settings.seeds:
             found = Decomposition(load_network(run, name, settings, seed), settings.num_points)
             network, place = found.network, {"task": found.network.label, "seed": seed}
@@ -62,6 +62,7 @@ def gap_tables(run: Run, cfg: DictConfig, curvature: str, printed: str) -> dict[
             measured = found.distances(GAPS | moves, curvature)
             lissa = found.lissa_at_smallest(curvature) if settings.get("solver_by_lissa") else {}
             measured |= gaps_by_lissa(lissa)
+            lissas.append(str(lissa.get("name", "")))
             state = {key.replace("_", " "): value for key, value in found.base_state().items()}
             shown = {key: state[key] for key in ("train loss", "constant loss", "gradient norm", "test loss")}
             shown |= {"residual": found.influence(curvature)[1] if solved else math.nan}
@@ -75,7 +76,7 @@ def gap_tables(run: Run, cfg: DictConfig, curvature: str, printed: str) -> dict[
         size = {"P": len(network.initial), "N": len(network.train[1]), "epochs": network.num_epochs}
         sampled = settings.influence[curvature]._target_.endswith("Lissa")
         by = {"estimate": LISSA} if sampled else {}  # else solved, as the tables have it that lack the column
-        by |= {"LiSSA beside": lissa["name"]} if lissa else {}
+        by |= {"LiSSA beside": "/".join(dict.fromkeys(lissas))} if all(lissas) else {}
         row = _row(settings, size, pd.DataFrame(states), pd.DataFrame(own), printed)
         rows.append(row | by | {"residual": float(np.max(residuals)) if residuals else math.nan})
         points += own
@@ -249,11 +250,12 @@ NOTE = (
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the sizes of the five gaps: of the tasks nearest to the paper's, and of all with what they lack."""
     table, more = computed["table"].copy(), _by_lissa(computed["table"], computed["points"])
+    solver = ", exact" if len(more) else ""
     # The paper's is by LiSSA, too: it stands there, where that is.
     table.loc[table.task.isin(more.task[more.value.notna()]), "solver paper mean"] = np.nan
     return {
-        "figure.png": gap_figure(nearest(table), MOST, 4.0, more, solver=", exact" if len(more) else ""),
-        "figure_more.png": gap_figure(table, 3, 2.3, more),
+        "figure.png": gap_figure(nearest(table), MOST, 4.0, more, solver=solver),
+        "figure_more.png": gap_figure(table, 3, 2.3, more, solver=solver),
     }
 
 

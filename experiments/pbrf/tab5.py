@@ -87,6 +87,7 @@ CELL = "cell-agrees"
 PAPER_EPOCHS = 1000  # of its MLPs and its autoencoder, whose rows are compared number by number
 ROUNDING = 0.0005  # of the paper's digits
 BY_LISSA = "answers-another-question"  # the paper's; exact-... is ours
+NO_LISSA = "LiSSA is not computed beside its exact solve."
 NETWORKS = (f"exact-{BY_LISSA}", "influence-is-the-pbrf", "solver-reaches-it", "linearisation-small")
 
 
@@ -105,8 +106,8 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
         results += judge_task(claims, str(task), gaps, row)
         if row["paper's row"] and row.epochs >= PAPER_EPOCHS and row.seeds >= MIN_SAMPLES and not arrived_row(row):
             results += [_cell(claims, row, gap, gaps) for gap in GAPS]
-    reasons = dict.fromkeys((*LOGISTIC, *NETWORKS, CELL), "This preset has no such task.")
-    for name, reason in (reasons | {BY_LISSA: "LiSSA is not computed at this preset."}).items():
+    reasons = dict.fromkeys((*LOGISTIC, BY_LISSA, *NETWORKS, CELL), "This preset has no such task.")
+    for name, reason in (reasons | {f"exact-{BY_LISSA}": "This preset has no exact solve."}).items():
         if not any(result.claim.id.startswith(f"{name}-") for result in results):
             results.append(claims.unjudged(name, reason, zero="unknown size"))
     return results
@@ -169,20 +170,30 @@ def _network(claims: ClaimSheet, task: str, gaps: pd.DataFrame, row: pd.Series) 
         judge_over_seeds(claims.claim(name, of=task, zero=zero), arrived_row(row), gaps[columns], measure, why)
         for name, (columns, measure, why) in statistics.items()
     ]
-    if SOLVER_BY_LISSA in gaps:
-        claim = claims.claim(BY_LISSA, of=task, zero=zero)
+    if _lissa_beside(row):
         errors = gaps[[*list(GAPS)[:-1], SOLVER_BY_LISSA]]
-        why = f"By {row['LiSSA beside']}, whose solver error is {gaps[SOLVER_BY_LISSA].mean():.2g}. {state}"
+        solver, moved = (gaps[f"{name} by LiSSA"].mean() for name in ("solver", "moved"))
+        why = f"By {_lissa_beside(row)}: solver {solver:.2g}, moving the outputs by {moved:.2g}. Exact: {state}"
         reason = arrived(learned=bool(row.learned), is_exact=False)
+        claim = claims.claim(BY_LISSA, of=task, zero=zero)
         results.append(judge_over_seeds(claim, reason, errors, share_of_errors, why))
+    elif row.get("estimate") != LISSA:
+        reason = "LiSSA is not finite in every seed." if SOLVER_BY_LISSA in gaps else NO_LISSA
+        results.append(claims.unjudged(BY_LISSA, reason, of=task, zero=zero))
     return results
+
+
+def _lissa_beside(row: pd.Series) -> str:
+    """Return the names of the LiSSA that stands beside the exact solve; "" unless every seed has one."""
+    named = row.get("LiSSA beside")
+    return named if isinstance(named, str) else ""
 
 
 def _cell(claims: ClaimSheet, row: pd.Series, gap: str, gaps: pd.DataFrame) -> ClaimResult:
     """Judge how far the paper's number lies outside our interval, rounding left aside; the solver's by LiSSA."""
     printed, beside = row[f"{gap} paper mean"], gap == "solver" and row.get("estimate") != LISSA
     mean, low, high = (row[f"{gap} per_example {name}"] for name in ("mean", "low", "high"))
-    if beside and SOLVER_BY_LISSA in gaps:
+    if beside and _lissa_beside(row):
         of_seeds = gaps[SOLVER_BY_LISSA].groupby("seed").mean()
         mean, (low, high) = of_seeds.mean(), (t_interval(of_seeds).low, t_interval(of_seeds).high)
     apart = max(low - printed, printed - high, 0.0)
@@ -194,9 +205,11 @@ def _cell(claims: ClaimSheet, row: pd.Series, gap: str, gaps: pd.DataFrame) -> C
     claim = claims.claim(CELL, of=f"{gap.replace('_', '-')}-{row.task}")
     interval = exact(value, kind=f"deterministic, from a t interval over {row.seeds:.0f} seeds")
     result = explained(judge_claim(claim, value, interval, if_not_reproduced=why), why)
-    if beside and SOLVER_BY_LISSA not in gaps:
+    if beside and not _lissa_beside(row):
         reason = f"The paper's solver is LiSSA, cut off; ours is solved to a residual of {row.residual:.2g}."
         return withheld(result, reason)
+    if gap == "solver" and abs((zero := gaps["moved by linearised"].mean()) - printed) <= ROUNDING:
+        return withheld(result, f"An influence of zero, with {zero:.3g}, rounds to it, too. {why}")
     if value == 0 and not within and low <= ROUNDING:
         return withheld(result, "Our interval is too wide to tell: it would hold a zero.")
     return result

@@ -25,8 +25,8 @@ def test_number_words_of_findings_are_those_of_the_claims() -> None:
     assert longer.low < 0.9 < longer.high
     assert "On MNIST, at a rate whose PBRF is as long, it is open; with the Hessian farther on Concrete" in told
     energy = claims["pbrf/tab5/answers-another-question-mlp-128-128-energy"]
-    assert energy.value < float(energy.claim.words["zero"]) < 1.5 * energy.value
-    assert "but predicting no change would have little more" in told
+    assert energy.value < float(energy.claim.words["zero"]) < 2 * energy.value
+    assert "but predicting no change would have less than twice that" in told
     tab8 = (at["pbrf/tab8", preset] for preset in ("laptop", "paper"))
     laptop, paper = ({each.claim.id.removesuffix("-mlp-128-128-energy"): each for each in own} for own in tab8)
     slow = [of["slow-two-stages"] for of in (paper, laptop)]
@@ -130,7 +130,7 @@ SIZES = {  # what is said without a number, and what it stands on
     " == fig1/recipe-converges-mlp-64-64-mnist-early-curvature-3000"
     " == fig1/recipe-converges-resnet20-cifar10-early-curvature-200",
     "on an MNIST MLP stopped early they agree": "fig1/agreement-mlp-64-64-mnist-early-curvature-3000 > 0.9",
-    "on Concrete by more than half": "tab5/influence-is-the-pbrf-mlp-128-128-concrete > 0.57",
+    "on Concrete by about all": "0.9 < tab5/influence-is-the-pbrf-mlp-128-128-concrete < 1.15",
     "On an autoencoder it is less than a quarter": "tab5/influence-is-the-pbrf-autoencoder-mnist-1000 < 0.25",
     "with the C assumed, one sequence is enough for a small OPT": "tab1/one-sequence < 256",
     "several times what the paper calls mild": "tab1/requirement-mild-measured > 3 * 200",
@@ -164,6 +164,7 @@ SIZES = {  # what is said without a number, and what it stands on
     " == tab1/training-loss-published-below-qng-mlp-fashion-mnist",
     "the last epoch's mean is higher than Adam's and QNG's": "1"
     " < tab1/training-loss-last-epoch-published-mlp-fashion-mnist",
+    "on a ResNet never below Adam's": "0 == tab1/training-loss-published-below-adam-resnet20-stage-cifar100",
     "On a ResNet's stage it is below all three's": "0 > max(tab1/published-above-adam-resnet20-stage-cifar100,"
     " tab1/published-above-qng-resnet20-stage-cifar100, tab1/published-above-momentum-resnet20-stage-cifar100)",
     "accuracy falls with its rank": "tab1/published-rank-helps-mlp-fashion-mnist < -0.3",

@@ -80,7 +80,7 @@ TARGET = Target(
         "table.csv:epochs": "1000 (MLP, autoencoder), 200 (convolutional), 10 (Transformer)",
         "influence.gauss_newton._target_": "LiSSA, depth 5000 or 10000, 5 repeats",
     },
-    digits={"points": 4},  # a row for each point and gap
+    digits={"points": 5},  # a row for each point and gap
 )
 LOGISTIC = ("no-gaps", "small-against-estimate")
 CELL = "cell-agrees"

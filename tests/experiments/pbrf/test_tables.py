@@ -76,7 +76,7 @@ def test_only_the_solver_error_differs_from_table_5(smoke: Path, run_smoke) -> N
     points = read_table(folder, "points")
     other = other[other.task == "mlp-4-diabetes-60"].reset_index(drop=True)
     same = ~points.gap.isin(["solver", "moved"])
-    pd.testing.assert_frame_equal(points[same], other[same])
+    pd.testing.assert_frame_equal(points[same], other[same], rtol=1e-4)  # Table 5's have five digits
     assert not np.allclose(points[~same].per_example, other[~same].per_example, rtol=1e-3)
     curvatures = read_table(folder, "curvatures")
     own = curvatures[~curvatures.definite & (curvatures.estimate == "exact")]
@@ -92,7 +92,9 @@ def test_only_the_solver_error_differs_from_table_5(smoke: Path, run_smoke) -> N
     missing = points.per_example.isna()
     assert set(points[missing].seed) == {0}
     assert set(points[missing].gap) == {"solver", "moved"}
-    assert points[~missing & (points.seed == 0)].per_example.tolist() == other[same].per_example.tolist()
+    np.testing.assert_allclose(
+        points[~missing & (points.seed == 0)].per_example, other[same].per_example, rtol=1e-4
+    )
     exact = curvatures[(curvatures.estimate == "exact") & (curvatures.curvature == "hessian")]
     assert set(exact.seed) == {1}
     assert set(curvatures.seed) == {0, 1}

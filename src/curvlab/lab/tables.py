@@ -17,7 +17,7 @@ import pandas as pd
 
 from curvlab.lab import rank_tables
 
-MAX_PLAIN_BYTES = 9_000  # a larger CSV is nothing that a person reads, and is a fifth as large when packed
+MAX_PLAIN_BYTES = 8_000  # a larger CSV is nothing that a person reads, and is a fifth as large when packed
 RANKS = ".ranks.xz"
 SUFFIXES = (RANKS, ".csv.bz2", ".csv.gz", ".csv")  # gzip: results of earlier code
 

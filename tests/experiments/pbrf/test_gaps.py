@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 from curvlab.influence.retraining import GAPS
 from curvlab.lab import all_targets, load_config, load_paper_numbers, start, task_settings
+from curvlab.lab.claims.claims import OUT_OF_REACH
 from experiments import pbrf
 from experiments.papers import FOLDER
 from experiments.pbrf.gaps import SOLVER_BY_LISSA, draw
@@ -228,7 +229,7 @@ def test_the_papers_solver_error_stands_beside_lissa_where_that_is_computed(comp
 
 def test_the_papers_claim_and_its_solver_cell_are_judged_by_lissa(results_of) -> None:
     sizes = dict.fromkeys(GAPS, 1.0) | {"solver": 9.0, SOLVER_BY_LISSA: 0.1, "linearisation": 0.1}
-    moves = {"moved": 9.0, "moved by PBRF": 1.0, "moved by linearised": 9.0}
+    moves = {"moved": 9.0, "moved by PBRF": 1.0, "moved by linearised": 9.0, "moved by LiSSA": 8.0}
     own = row("m", 0.1) | {"epochs": 1000, "LiSSA beside": "LiSSA, σ = 10", "gradient norm": 0.1}
     own |= {"train loss": 0.1, "constant loss": 1.0, "residual": 1e-3, "moved by PBRF": 1.0}
     found = results_of("pbrf/tab5", {"table": pd.DataFrame([own]), "points": points_of("m", **sizes, **moves)})
@@ -238,12 +239,21 @@ def test_the_papers_claim_and_its_solver_cell_are_judged_by_lissa(results_of) ->
     assert not by_lissa.claim.source.startswith("ours")
     assert exact.claim.source.startswith("ours")
     assert found["cell-agrees-solver"].value == 0  # 0.1, as printed; the exact one is 9
+    table, near = (
+        pd.DataFrame([own | {"moved": 0.1}]),
+        points_of("m", **sizes, **moves | {"moved by linearised": 0.1 / 1.01}),
+    )
+    found = results_of("pbrf/tab5", {"table": table, "points": near})
+    assert found["cell-agrees-solver"].verdict == OUT_OF_REACH  # an influence of zero rounds to it, too
     unsolved = own | {"residual": 0.5}
     found = results_of(
         "pbrf/tab5", {"table": pd.DataFrame([unsolved]), "points": points_of("m", **sizes, **moves)}
     )
     assert found["answers-another-question"].value == pytest.approx(0.2 / 3.2)  # LiSSA, whatever its residual
     assert found["exact-answers-another-question"].value is None
+    missing = own | {"LiSSA beside": None}  # of one seed not finite
+    found = results_of("pbrf/tab5", {"table": pd.DataFrame([missing]), "points": points_of("m", **sizes, **moves)})
+    assert found["answers-another-question"].explanation == "LiSSA is not finite in every seed."
 
 
 # ------------------------------------------------------------------ what is quoted

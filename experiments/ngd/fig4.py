@@ -33,10 +33,10 @@ TARGET = Target(
     curves=("table: update_norm, llc, train_loss over epoch by branch",),
 )
 
-READINGS = {  # of Eqs. 6 and 7: what their claim's id begins with, and what bounds the update
-    "ngd-unrescaled": ("", "without rescaling to the gradient's length"),
-    "ngd": ("rescaled-", "rescaled to the gradient's length, which keeps it by construction"),
-    "exact-ngd": ("", "with nothing that bounds it"),
+READINGS = {  # of Eqs. 6 and 7: how ids of claims on the size begin, and of all others; what bounds the update
+    "ngd-unrescaled": ("", "unrescaled-", "without rescaling to the gradient's length"),
+    "ngd": ("rescaled-", "", "rescaled to the gradient's length, which keeps it by construction"),
+    "exact-ngd": ("", "", "with nothing that bounds it"),
 }
 
 
@@ -54,12 +54,11 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 def _words(task: str, reading: str) -> dict[str, str]:
     """Return {of}, {branch} and {whose} of all claims but the one on the size itself."""
-    prefix = "unrescaled-" if reading == "ngd-unrescaled" else ""
-    return {"of": f"{prefix}{task}", "branch": reading, **whose(reading == "exact-ngd")}
+    return {"of": f"{READINGS[reading][1]}{task}", "branch": reading, **whose(reading == "exact-ngd")}
 
 
 def _steady(found: Branches, claims: ClaimSheet, task: str, reading: str) -> ClaimResult:
-    prefix, words = READINGS[reading]
+    prefix, _, words = READINGS[reading]
     of = _words(task, reading) | {"of": f"{prefix}{task}", "task": task, "reading": words}
     why = f"{found.told(task, 'update_norm_ratio')} SGD's own number shows what comes of further training."
     return found.judge_measure(
@@ -77,8 +76,8 @@ def _fluctuation(found: Branches, claims: ClaimSheet, task: str, reading: str) -
 
 def _of_llc(found: Branches, claims: ClaimSheet, task: str, reading: str) -> Iterator[ClaimResult]:
     """Yield the claims on the LLC; of unrescaled NGD where it is estimated, less that at equal length."""
-    own_rows = found.table[(found.table.task == task) & (found.table.branch == reading)]
-    if reading == "ngd-unrescaled" and own_rows.llc.isna().all():
+    estimates = found.table[(found.table.task == task) & (found.table.branch == reading)].llc
+    if reading == "ngd-unrescaled" and estimates.isna().all():
         return
     for column, stated in measured_both_ways(task):
         words = _words(stated["of"], reading)

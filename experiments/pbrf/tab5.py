@@ -191,26 +191,25 @@ def _lissa_beside(row: pd.Series) -> str:
 
 def _cell(claims: ClaimSheet, row: pd.Series, gap: str, gaps: pd.DataFrame) -> ClaimResult:
     """Judge how far the paper's number lies outside our interval, rounding left aside; the solver's by LiSSA."""
-    printed, beside = row[f"{gap} paper mean"], gap == "solver" and row.get("estimate") != LISSA
-    mean, low, high = (row[f"{gap} per_example {name}"] for name in ("mean", "low", "high"))
-    if beside and _lissa_beside(row):
-        of_seeds = gaps[SOLVER_BY_LISSA].groupby("seed").mean()
-        mean, (low, high) = of_seeds.mean(), (t_interval(of_seeds).low, t_interval(of_seeds).high)
-    apart = max(low - printed, printed - high, 0.0)
-    within = abs(mean - printed) <= ROUNDING
-    value = 0.0 if within else max(apart - ROUNDING, 0.0)
+    by_lissa = gap == "solver" and _lissa_beside(row)
+    of_seeds, printed = gaps[SOLVER_BY_LISSA if by_lissa else gap].groupby("seed").mean(), row[f"{gap} paper mean"]
+    mean, ends = of_seeds.mean(), t_interval(of_seeds)
+    is_near = abs(mean - printed) <= ROUNDING
+    value = 0.0 if is_near else max(ends.low - printed - ROUNDING, printed - ends.high - ROUNDING, 0.0)
     why = (
-        f"Ours: {mean:.3g}, t 95 % over {row.seeds:.0f} seeds {low:.3g} to {high:.3g}; the paper's: {printed:.3f}."
+        f"Ours: {mean:.3g}, t 95 % over {len(of_seeds)} seeds {ends.low:.3g} to {ends.high:.3g}; the paper's: "
+        f"{printed:.3f}."
     )
     claim = claims.claim(CELL, of=f"{gap.replace('_', '-')}-{row.task}")
-    interval = exact(value, kind=f"deterministic, from a t interval over {row.seeds:.0f} seeds")
+    interval = exact(value, kind=f"deterministic, from a t interval over {len(of_seeds)} seeds")
     result = explained(judge_claim(claim, value, interval, if_not_reproduced=why), why)
-    if beside and not _lissa_beside(row):
+    zero = gaps["moved by linearised"].mean()
+    if gap == "solver" and not by_lissa and row.get("estimate") != LISSA:
         reason = f"The paper's solver is LiSSA, cut off; ours is solved to a residual of {row.residual:.2g}."
         return withheld(result, reason)
-    if gap == "solver" and abs((zero := gaps["moved by linearised"].mean()) - printed) <= ROUNDING:
+    if gap == "solver" and abs(zero - printed) <= ROUNDING:
         return withheld(result, f"An influence of zero, with {zero:.3g}, rounds to it, too. {why}")
-    if value == 0 and not within and low <= ROUNDING:
+    if value == 0 and not is_near and ends.low <= ROUNDING:
         return withheld(result, "Our interval is too wide to tell: it would hold a zero.")
     return result
 

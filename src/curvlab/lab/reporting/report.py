@@ -341,8 +341,8 @@ def _left_open(shown: Mapping[str, Sequence[ResultFolder]], titles: Mapping[str,
         return []
     whole = [sum(column) for column in zip(*(numbers for _, numbers in found), strict=True)]
     _, asked, undecided, unreached, powerless, *_ = whole
-    shares = [undecided / asked, unreached / asked, (undecided + powerless) / (asked + powerless)]
-    said = [f"{100 * share:.1f} %" for share in shares]
+    parts = (undecided, asked), (unreached, asked), (undecided + powerless, asked + powerless)
+    said = [f"{100 * part / max(1, of):.1f} %" for part, of in parts]
     rows = [
         [title, *map(str, own), f"{100 * sum(own[2:]) / own[0]:.0f} %"] for title, own in (*found, ("all", whole))
     ]

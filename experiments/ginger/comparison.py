@@ -45,7 +45,7 @@ def gated(gate: ClaimResult, results: Iterable[ClaimResult]) -> list[ClaimResult
     """
     if gate.value is None or gate.claim.criterion.holds([gate.value]):
         return [gate, *results]
-    why = f"Training does not reach the paper's regime ({gate.claim.id}: {gate.value:.2g})."
+    why = f"Training does not end in the paper's regime ({gate.claim.id}: {gate.value:.2g})."
     return [gate, *(withheld(result, why) for result in results)]
 
 

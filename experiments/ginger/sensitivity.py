@@ -163,7 +163,7 @@ def judge_regime(claim: Claim, table: pd.DataFrame) -> ClaimResult:
     """Judge the smallest loss of a batch, its log10 in `log`: geometric mean over the published grid and seeds."""
     grid = table[table.sweep == "published"]
     losses = 10 ** grid.groupby("seed").log.mean()
-    why = "Longer trainings show what the paper's show."
+    why = "Above it, train for longer; far below the paper's losses float32's rounding sets what they read."
     return judge(claim, *geometric_mean(losses), if_not_reproduced=why)
 
 

@@ -151,7 +151,7 @@ RULES: dict[str, list[tuple[str, Change, str, str, str]]] = {
         ("table", where("racer == 'ginger_published'", accuracy=1.0), "published-above", "reproduced", ""),
     ],
     "ginger/tab3/embedded": [
-        ("table", where("seed == seed", min_train_loss=0.1), "published-ins", OUT, "not reach the paper's regime"),
+        ("table", where("seed == seed", min_train_loss=0.1), "published-ins", OUT, "end in the paper's regime"),
         ("table", only("sweep in ['published', 'grid']"), "small-damping-needs", OUT, "was not tried"),
         ("table", only("sweep != 'published' or decay != 0.99"), "published-above-default", OUT, "The grid lacks"),
     ],

@@ -65,14 +65,14 @@ def draw_by_rank(ax: Axes, table: pd.DataFrame, value: str, *, styles: dict) -> 
     ax.minorticks_off()
 
 
+TUNED = "ginger_tuned"  # in place of the unclipped one, where tuning chose no clip
 WORKING = {
     "momentum": "Momentum",
     "without_curvature": "Momentum, clipped",
     "ginger_unclipped": "Ginger, never clipped",
+    TUNED: "Ginger, tuned: no clip",
     "ginger_published": "Ginger as published",
 }
-TUNED = "ginger_tuned"  # in place of the unclipped one, where tuning chose no clip
-SHOWN = dict([*WORKING.items()][:-1]) | {TUNED: "Ginger, tuned: no clip"} | WORKING  # published is last
 
 
 def draw_what_works(
@@ -91,14 +91,14 @@ def draw_what_works(
     has_no_clip = (table.racer == "ginger") & table["clip"].isna()
     has_none_else = table.groupby(by).racer.transform(lambda racers: "ginger_unclipped" not in set(racers))
     table = table.assign(racer=table.racer.mask(has_no_clip & has_none_else, TUNED))
-    table = table[table.racer.isin(list(SHOWN))]
+    table = table[table.racer.isin(list(WORKING))]
     table = table[table.groupby(by).racer.transform("nunique") > 1]  # momentum alone takes nothing apart
     figure, rows = panels.rows(table, by=by, columns=len(quantities) + 1, panel_size=(3.6, 2.2))
     styles = panels.styles_of(WORKING.values())
     for axes, name, own in rows:
         for ax, (column, label) in zip(axes, quantities.items(), strict=False):
             points = []
-            for racer, entry in SHOWN.items():
+            for racer, entry in WORKING.items():
                 if not (own.racer == racer).any():
                     continue
                 value, interval = stats.mean(of_racer(own, racer, column) - of_racer(own, "momentum", column))

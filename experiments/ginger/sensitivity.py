@@ -205,13 +205,19 @@ def judge_dampings(claim: Claim, table: pd.DataFrame, column: str, text: str, *,
 
 
 def draw_sensitivity(
-    table: pd.DataFrame, printed: pd.DataFrame, *, label: str, label_of_dampings: str, width: float
+    table: pd.DataFrame,
+    printed: pd.DataFrame,
+    *,
+    label: str,
+    label_of_dampings: str,
+    width: float,
+    note: str = "",
 ) -> dict[str, Figure]:
     """Return the figures: our grids of the first task beside the paper's, in colours of equal width; and dampings.
 
     Both tables have the quantity as `value`; of ours that of the dampings is `of_dampings`. The colours span
     `width` at least, so that noise does not look like an effect, and all tables' cells, so that none is off the
-    scale.
+    scale. `note` is said below them.
     """
     grids, (axes,) = plots.figure(1, 3, panel_size=(3.2, 3.2))
     first = table[table.task == table.task.iloc[0]]
@@ -228,10 +234,10 @@ def draw_sensitivity(
         panels.frame(ax, x="rank τ", y="decay α", title=title)
     seeds = first[first.sweep.isin(GRIDS)].groupby("sweep").seed.nunique()
     spread = [own.groupby(GRID).value.mean().std() for own in shown.values()]
-    note = f"{label}; ours: mean over {panels.seeds(seeds)}; printed: single runs; colours of all span {width:g}"
-    note += f"\nstandard deviation of the cells: as published {spread[0]:.2g}, tuned {spread[1]:.2g}, "
-    note += f"the seeds' noise in them; printed {spread[2]:.2g}"
-    panels.legend(grids, title=note, axes=[])
+    said = f"{label}; ours: mean over {panels.seeds(seeds)}; printed: single runs; colours of all span {width:g}"
+    said += f"\nstandard deviation of the cells, with the seeds' noise: as published {spread[0]:.2g}, tuned "
+    said += f"{spread[1]:.2g}; printed {spread[2]:.2g}.{note}"
+    panels.legend(grids, title=said, axes=[])
     swept, rows = panels.rows(table, by="task", columns=1, panel_size=(6.5, 3.4))
     for (ax,), task, own in rows:
         _draw_dampings(ax, own.assign(value=own.of_dampings), label_of_dampings)

@@ -70,7 +70,7 @@ def judge(computed: Computed, claims: ClaimSheet) -> list[ClaimResult]:
 
 
 def _zeros(table: pd.DataFrame, sweep: str) -> str:
-    """Say how many losses of a grid read 0, and at which decays: float32 tells such cells not apart."""
+    """Say how many losses of a grid read 0, and at which decays: float32 cannot tell such cells apart."""
     own = table[table.sweep == sweep]
     zeros = own[own.min_train_loss == 0].groupby("decay").size()
     listed = ", ".join(f"{count} at decay {decay:g}" for decay, count in zeros.items())
@@ -82,10 +82,12 @@ def draw(computed: Computed) -> dict[str, Figure]:
     table, printed = computed["table"], sensitivity("Table 4")
     logarithms = log_losses(table)
     label = "log₁₀ of the smallest training loss (nats)"
+    first = table[table.task == table.task.iloc[0]]
     return draw_sensitivity(
         table.assign(value=logarithms, of_dampings=logarithms),
         printed.assign(value=np.log10(printed.min_train_loss)),
         label=label,
         label_of_dampings=label,
         width=1.5,
+        note=_zeros(first, "published"),
     )

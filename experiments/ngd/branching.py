@@ -165,7 +165,7 @@ class Branches:
         minus SGD's, over the seeds' LLC at the split. Where a seed lacks one, its mean is of the others.
         """
         lengths = self.by_seed(task, ngd, "step_norm_ratio") / self.by_seed(task, sgd, "step_norm_ratio")
-        if not _equal(lengths.mean()):
+        if not of_equal_length(lengths.mean()):
             reason = f"The steps are not of equal length: NGD's are {lengths.mean():.2g} times as long as SGD's."
             return out_of_reach(claim, reason)
         if reason := self.below_zero(task, [sgd, ngd], column):
@@ -175,7 +175,7 @@ class Branches:
             own.pivot_table(index=["seed", "epoch"], columns="branch", values=values).reindex(columns=[sgd, ngd])
             for values in (column, "step_norm")
         )
-        counted, equal = llcs.dropna(), _equal(steps[ngd] / steps[sgd])
+        counted, equal = llcs.dropna(), of_equal_length(steps[ngd] / steps[sgd])
         both = counted[equal.reindex(counted.index, fill_value=False)]
         levels = self.by_seed(task, ngd, f"{column}_split")
         if len(counted) and both.empty:
@@ -228,7 +228,7 @@ class Branches:
         )
 
 
-def _equal(ratio: Any) -> Any:
+def of_equal_length(ratio: float | pd.Series) -> Any:
     """Return whether steps whose lengths have this ratio are of equal length."""
     return (ratio >= 1 / EQUAL_LENGTH) & (ratio <= EQUAL_LENGTH)
 
@@ -332,7 +332,8 @@ def draw(computed: Computed) -> dict[str, Figure]:
 def _from_the_split(table: pd.DataFrame) -> pd.DataFrame:
     """Return the table with every seed's LLC moved so that all have their mean at the split.
 
-    Bands are then of the change, not of what the networks differ by.
+    Bands are then of the change, not of what the networks differ by. A seed without a valid estimate at the split
+    is not moved, and does not count.
     """
     at_split = table[(table.branch == BEFORE) & table.valid].sort_values("epoch")
     splits = at_split.groupby(["task", "seed"]).llc.last()

@@ -7,11 +7,10 @@ SGD trains to the split; from there it goes on, beside NGD at the same learning 
 its output rescaled to the gradient's norm (`ngd`, as in all targets), whose update size is ‖∇L‖ by construction,
 on the same without rescaling (`ngd-unrescaled`), which only shrinks the gradient, by a factor that Kaldi's code
 has and Eq. 5 has not, and on a small net on Eqs. 6 and 7 literally, with the full Fisher matrix of each batch
-(`exact-ngd`), where nothing bounds the size. Branches see the same batches. In the
-paper's own setting the LLC is estimated at the split and at the end alone. An estimate counts as an LLC only
-where the chains have mixed and stayed above the minimum near the weights (`valid`), from which it is measured:
-the split is no minimum, and from the weights, as in the paper (`llc_raw`), the estimate lacks what the loss can
-still fall (`descent`).
+(`exact-ngd`), where nothing bounds the size. Branches see the same batches. In the paper's own setting the LLC
+is estimated at the split and at the end alone. An estimate counts as an LLC only where the chains have mixed and
+stayed above the minimum near the weights (`valid`), from which it is measured: the split is no minimum, and from
+the weights, as in the paper (`llc_raw`), the estimate lacks what the loss can still fall (`descent`).
 
 The paper splits when the LLC has stabilised. In its own setting (`laptop`, 256-256) this is not quite so: SGD's
 LLC goes on from 65 to 77 in the eight epochs after the split, so NGD's rise is to be compared with SGD's.
@@ -75,7 +74,7 @@ def _fluctuation(found: Branches, claims: ClaimSheet, task: str, reading: str) -
 
 
 def _of_llc(found: Branches, claims: ClaimSheet, task: str, reading: str) -> Iterator[ClaimResult]:
-    """Yield the claims on the LLC; of unrescaled NGD where it is estimated, less that at equal length."""
+    """Yield the claims on the LLC: of unrescaled NGD none at equal length, none where it is not sampled."""
     estimates = found.table[(found.table.task == task) & (found.table.branch == reading)].llc
     if reading == "ngd-unrescaled" and estimates.isna().all():
         return
@@ -85,10 +84,11 @@ def _of_llc(found: Branches, claims: ClaimSheet, task: str, reading: str) -> Ite
         why = found.told(task, f"{column}_slope", "train_loss_ratio")
         slopes = [found.by_seed(task, name, f"{column}_slope") for name in (reading, "sgd")]
         faster = claims.claim("llc-rises-faster", **own)
-        compared = found.judge_values(faster, task, ["sgd", reading], slopes[0] - slopes[1], why=why)
-        reason = found.below_zero(task, ["sgd", reading], column)
         yield found.judge_measure(claims.claim("llc-rises", **own), task, reading, f"{column}_slope")
-        yield out_of_reach(faster, reason) if reason else compared
+        if reason := found.below_zero(task, ["sgd", reading], column):
+            yield out_of_reach(faster, reason)
+        else:
+            yield found.judge_values(faster, task, ["sgd", reading], slopes[0] - slopes[1], why=why)
         if reading != "ngd-unrescaled":
             direction = claims.claim("direction-not-length", **own)
             yield found.judge_direction(direction, task, "sgd", reading, column)

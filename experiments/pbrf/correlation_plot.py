@@ -60,7 +60,7 @@ def draw(computed: Computed) -> dict[str, Figure]:
     note = "mean over the points left out; bars: 95 % interval over seeds"
     stages = "two_stage" in set(own.response) and "\nthe paper has one row of two stages, of no stated rate"
     panels.legend(headline, title=f"Pearson, {note}{stages or ''}", columns=5)
-    return {"figure.png": headline, "figure_more.png": _more(computed, table, note)}
+    return {"figure.png": headline, "figure_more.png": _more(computed, table, f"{note}{stages or ''}")}
 
 
 def _more(computed: Computed, table: pd.DataFrame, note: str) -> Figure:
@@ -68,7 +68,9 @@ def _more(computed: Computed, table: pd.DataFrame, note: str) -> Figure:
     height, width, note = 0.75 + 0.4 * table.response.nunique(), len(COEFFICIENTS), f"{note}; hollow: not solved"
     if is_papers := table["pearson paper"].notna().any():
         width += 1
-        note += "\nright: band and lines across (filter; exact if solved; dotted: the paper's) are the PBRF's"
+        note += (
+            "\nright: a band, and lines across (filter; exact if solved; dotted: the paper's), of the PBRF alone"
+        )
         note += "; no point: LiSSA not finite"
     size = (8.7 / width, height)
     figure, rows = panels.rows(table, by="place", columns=width, panel_size=size, sharex="col")
@@ -82,7 +84,7 @@ def _more(computed: Computed, table: pd.DataFrame, note: str) -> Figure:
         if is_papers:
             axes[-1].sharey(rows[0][0][-1])
             _scalings(axes[-1], computed["table"].merge(own[["task", "curvature"]].drop_duplicates()), own)
-            panels.frame(axes[-1], x="Pearson over σ" if is_last else "", log="x")
+            panels.frame(axes[-1], x="LiSSA's σ" if is_last else "", y="Pearson", log="x")
         # In the middle: of a long title at the left constrained layout keeps the half free beside the first panel.
         panels.frame(axes[1], title=place, size=9)
     panels.legend(figure, title=note)

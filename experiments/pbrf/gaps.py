@@ -243,36 +243,33 @@ ENDS = {"value": "mean", "low": "low", "high": "high"}
 SMALLEST = 5e-4  # where the paper's 0.000 stands
 NOTE = (
     "distance of outputs per example, mean over the points left out; bars: 95 % t interval over seeds\n"
-    "diamonds: the paper's, its solver error by LiSSA, 0.000 at 0.0005; bars to the left edge go on to zero"
+    "diamonds: the paper's, its solver error by LiSSA; a printed 0.000 is at 0.0005; bars to the edge go to zero"
 )
 
 
 def draw(computed: Computed) -> dict[str, Figure]:
     """Return the sizes of the five gaps: of the tasks nearest to the paper's, and of all with what they lack."""
-    table, more = computed["table"].copy(), _by_lissa(computed["table"], computed["points"])
-    solver = ", exact" if len(more) else ""
-    # The paper's is by LiSSA, too: it stands there, where that is.
-    table.loc[table.task.isin(more.task[more.value.notna()]), "solver paper mean"] = np.nan
+    table, more = computed["table"], _by_lissa(computed["table"], computed["points"])
+    solver = ""
+    if more is not None:  # by it are all of the paper's solver errors
+        table, solver = table.assign(**{"solver paper mean": np.nan}), ", exact"
     return {
         "figure.png": gap_figure(nearest(table), MOST, 4.0, more, solver=solver),
         "figure_more.png": gap_figure(table, 3, 2.3, more, solver=solver),
     }
 
 
-def _by_lissa(table: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
-    """Return solver errors by LiSSA for `gap_figure`: where any task has one, a row for each."""
-    by_task = dict(list(points[points.gap == SOLVER_BY_LISSA].groupby("task")))
+def _by_lissa(table: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame | None:
+    """Return LiSSA's solver errors, and the paper's, for `gap_figure`, a row for each task; None without any."""
+    own = points[points.gap == SOLVER_BY_LISSA]
+    of_seeds = own.groupby(["task", "seed"], sort=False).per_example.mean()
     rows = []
-    for task, printed in zip(table.task, table.get("solver paper mean", np.nan * table.seeds), strict=True):
-        row: dict[str, Any] = {"task": task, "name": f"{LABELS['solver']}, LiSSA", "curvlab": "curvlab"}
-        if task in by_task:
-            of_seeds = by_task[task].groupby("seed").per_example.mean()
-            ends = t_interval(of_seeds)
-            row |= {"value": of_seeds.mean(), "low": ends.low, "high": ends.high}
-            row |= {"paper": np.maximum(printed, SMALLEST)}
-        rows.append(row)
-    columns = ["task", "name", "curvlab", "value", "low", "high", "paper"]
-    return pd.DataFrame(rows if by_task else [], columns=columns).astype(dict.fromkeys(columns[3:], float))
+    for task, printed in zip(table.task, table["solver paper mean"], strict=True):
+        values = of_seeds[of_seeds.index.get_level_values("task") == task]
+        sizes = {"value": values.mean(), "low": t_interval(values).low, "high": t_interval(values).high}
+        sizes["paper"] = np.maximum(printed, SMALLEST)
+        rows.append({"task": task, "name": f"{LABELS['solver']}, LiSSA", "curvlab": "curvlab"} | sizes)
+    return pd.DataFrame(rows) if len(own) else None
 
 
 def nearest(table: pd.DataFrame) -> pd.DataFrame:
@@ -295,8 +292,8 @@ def gap_figure(
         table: of `gap_tables`.
         columns: panels side by side.
         height: of a panel, inches.
-        more: task, name, value, low and high of what is drawn below the gaps.
-        solver: of which solution the solver error is, where `more` has others'.
+        more: task, name, value, low, high, paper and `curvlab` (whose value) of what is drawn below the gaps.
+        solver: ends the label of the solver error, where `more` has those of other solutions.
     """
     columns = min(columns, len(table))
     figure, axes = plots.figure(math.ceil(len(table) / columns), columns, panel_size=(7.8 / columns, height))

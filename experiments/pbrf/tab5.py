@@ -208,7 +208,7 @@ def _cell(claims: ClaimSheet, row: pd.Series, gap: str, gaps: pd.DataFrame) -> C
         reason = f"The paper's solver is LiSSA, cut off; ours is solved to a residual of {row.residual:.2g}."
         return withheld(result, reason)
     if gap == "solver" and abs(zero - printed) <= ROUNDING:
-        return withheld(result, f"An influence of zero, with {zero:.3g}, rounds to it, too. {why}")
+        return withheld(result, f"An influence of zero, with {zero:.3g}, rounds to it, too.")
     if value == 0 and not is_near and ends.low <= ROUNDING:
         return withheld(result, "Our interval is too wide to tell: it would hold a zero.")
     return result

@@ -329,7 +329,8 @@ def _convergence(table: pd.DataFrame) -> Figure:
     for ax, x in zip(axes[0], ("step", "passes"), strict=True):
         _panel(ax, curves, x, NORM)
     last, first = last_rows(curves["lemma"]), table[table.step == 0].gradient_norm.iloc[0]
-    end, share = last.gradient_norm.median(), f"{100 * last.gradient_norm.median() / first:.0f} % of the first"
+    end = last.gradient_norm.median()
+    share = f"{100 * end / first:.0f} % of the first"
     look: dict[str, Any] = {"xytext": (0, 5), "textcoords": "offset points", "ha": "right", "va": "bottom"}
     axes[0, 0].annotate(share, xy=(last.step.iloc[0], end), color=panels.COLORS["lemma"], **look)
     note = "best: lowest f - f* at the end, of all variants or rates tried; of uniform direction by the even seeds"
